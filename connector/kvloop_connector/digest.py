@@ -1,0 +1,119 @@
+"""Keyed digests of token blocks, and the proof of how much of a handle a new prompt may reuse.
+
+A prefill engine never compares tokens: it loads ``min(remote_num_tokens, prompt tokens)`` under the new prompt's
+name, and a history that differs gives wrong text with status 200 (vllm#43094). Whoever attaches a handle proves
+first, token by token, what is equal. Digests instead of token ids are kept, keyed and bound to their context, so
+that a store that leaks gives nobody text, and no tenant can match another's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+DIGEST_BYTES = 8
+"""Bytes a block. The key is secret, so that a match by chance, 1 in 2**64 a block, is all there is to fear."""
+
+_PERSON = b"kvloop/block"
+
+
+@dataclass(frozen=True, slots=True)
+class DigestKey:
+    """What digests are bound to: a secret shared by the router's replicas, and a context.
+
+    secret: 16 to 64 bytes.
+    context: everything beside tokens that must be equal for KV to be equal (tenant, model, adapter, KV revision).
+    """
+
+    secret: bytes
+    context: bytes
+
+    def __post_init__(self) -> None:
+        if not 16 <= len(self.secret) <= 64:
+            raise ValueError(f"the digest key has {len(self.secret)} bytes; 16 to 64 are needed")
+
+
+def block_digests(key: DigestKey, token_ids: Sequence[int], block_size: int) -> bytes:
+    """One digest of DIGEST_BYTES for each whole block of ``token_ids``, each chained to the one before it."""
+    previous = blake2b(key.context, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON).digest()
+    packed = array("I", token_ids).tobytes()
+    width = block_size * array("I").itemsize
+    digests = bytearray()
+    for start in range(0, len(packed) - width + 1, width):
+        previous = _chained(key, previous, packed[start : start + width])
+        digests += previous
+    return bytes(digests)
+
+
+def exact_digest(key: DigestKey, token_ids: Sequence[int]) -> bytes:
+    """One digest over exactly these tokens, for handles that are used whole or not at all."""
+    seed = blake2b(key.context, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON).digest()
+    return _chained(key, seed, array("I", token_ids).tobytes())
+
+
+def common_blocks(left: bytes, right: bytes) -> int:
+    """How many leading blocks two digest chains share."""
+    low, high = 0, min(len(left), len(right)) // DIGEST_BYTES
+    # Chained: if block i is equal, so is every block before it.
+    while low < high:
+        middle = (low + high + 1) // 2
+        last = slice((middle - 1) * DIGEST_BYTES, middle * DIGEST_BYTES)
+        if left[last] == right[last]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What a decode engine retains after a turn, as far as it can be proven.
+
+    digests: of the whole blocks of the tokens that exist (prompt and answer), the last token left out.
+    tokens: number of tokens that exist, T.
+    exact: digest of the first ``remote_num_tokens`` tokens; empty where the handle covers more than exist.
+    """
+
+    digests: bytes
+    tokens: int
+    exact: bytes
+
+
+def retain(key: DigestKey, token_ids: Sequence[int], remote_num_tokens: int, block_size: int) -> Retained:
+    """The record of a turn whose prompt and answer were ``token_ids``.
+
+    The last token is left out: its KV is computed only on some schedulers. Tokens past those that exist hold the KV
+    of rejected drafts and are never recorded.
+    """
+    computed = token_ids[: max(0, min(remote_num_tokens, len(token_ids) - 1))]
+    exact = exact_digest(key, token_ids[:remote_num_tokens]) if remote_num_tokens <= len(token_ids) else b""
+    return Retained(digests=block_digests(key, computed, block_size), tokens=len(token_ids), exact=exact)
+
+
+def reusable_tokens(
+    retained: Retained,
+    prompt: Sequence[int],
+    *,
+    key: DigestKey,
+    block_size: int,
+    remote_num_tokens: int,
+    blocks_per_group: Sequence[int],
+) -> int:
+    """How many leading tokens of ``prompt`` may be read from the retained blocks; 0 where none are proven.
+
+    One KV group: the common prefix in whole blocks, clamped to the blocks that exist. Several groups: all
+    ``remote_num_tokens`` or nothing, since their blocks cover a window or a final state only.
+    """
+    if len(blocks_per_group) != 1:
+        whole = 0 < remote_num_tokens <= len(prompt) and retained.exact != b""
+        if whole and exact_digest(key, prompt[:remote_num_tokens]) == retained.exact:
+            return remote_num_tokens
+        return 0
+    common = common_blocks(retained.digests, block_digests(key, prompt, block_size))
+    return min(common, remote_num_tokens // block_size, blocks_per_group[0]) * block_size
+
+
+def _chained(key: DigestKey, previous: bytes, block: bytes) -> bytes:
+    return blake2b(previous + block, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON).digest()

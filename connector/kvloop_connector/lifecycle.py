@@ -1,0 +1,114 @@
+"""The life cycle of a KV handle, as one pure transition function.
+
+::
+
+    ISSUED ──take──▶ TAKEN ──read──▶ SPENT
+      ▲  │             │
+      │  │◀─put back───┘      (only where it is proven that nothing was read)
+      │  ├──release──▶ RELEASED
+      │  └──expire───▶ EXPIRED      (from TAKEN too: retention ends whatever happened)
+      └─────orphan───▶ ORPHANED     (from TAKEN too: the issuer is gone)
+
+Router and simulator both run it: the router to decide whether it may use a handle, the simulated decode engine to
+decide when blocks are freed. ``tests/unit/test_protocol.py`` explores it exhaustively.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """Where a handle stands. All but ISSUED and TAKEN are final."""
+
+    ISSUED = "issued"
+    TAKEN = "taken"
+    SPENT = "spent"
+    RELEASED = "released"
+    EXPIRED = "expired"
+    ORPHANED = "orphaned"
+
+
+class Event(StrEnum):
+    """What can happen to a handle."""
+
+    TAKE = "take"
+    """Somebody asks for its single use."""
+    READ = "read"
+    """The read has ended and the issuer knows."""
+    PUT_BACK = "put_back"
+    """The taker proves that nothing was read, such as after a 4xx, which precedes scheduling."""
+    RELEASE = "release"
+    """It will not be used; the issuer is told to free its blocks."""
+    EXPIRE = "expire"
+    """Somebody looks whether its time is over."""
+    ORPHAN = "orphan"
+    """The issuing process is gone, or is no longer the same process."""
+
+
+class Effect(StrEnum):
+    """What whoever applied the event does now."""
+
+    NONE = "none"
+    GRANT = "grant"
+    """The one use is granted to whoever sent TAKE."""
+    FREE = "free"
+    """The retained blocks are free."""
+    REFUSE = "refuse"
+    """The event was not valid; the handle is unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A handle's place in its life cycle.
+
+    deadline: seconds, on the clock of whoever keeps the lease; retention ends then.
+    margin: seconds before the deadline from which on it is no longer taken, so that a read that starts can end.
+    """
+
+    deadline: float
+    state: State = State.ISSUED
+    margin: float = 0.0
+
+    @property
+    def live(self) -> bool:
+        """Whether blocks are retained for it."""
+        return self.state in (State.ISSUED, State.TAKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an event led to: the lease from now on, and what to do."""
+
+    lease: Lease
+    effect: Effect
+
+
+def transition(lease: Lease, event: Event, now: float) -> Outcome:
+    """Apply ``event`` at ``now`` (seconds, the lease's clock). Total: an event that is not valid is refused.
+
+    A lease whose deadline has passed becomes EXPIRED whatever the event, except that an issuer that is gone orphans.
+    """
+    if not lease.live:
+        return Outcome(lease, Effect.REFUSE)
+    if event is Event.ORPHAN:
+        return _ended(lease, State.ORPHANED)
+    if now >= lease.deadline:
+        return _ended(lease, State.EXPIRED)
+    match event, lease.state:
+        case Event.EXPIRE, _:
+            return Outcome(lease, Effect.NONE)
+        case Event.TAKE, State.ISSUED if now + lease.margin < lease.deadline:
+            return Outcome(replace(lease, state=State.TAKEN), Effect.GRANT)
+        case Event.READ, State.TAKEN:
+            return _ended(lease, State.SPENT)
+        case Event.PUT_BACK, State.TAKEN:
+            return Outcome(replace(lease, state=State.ISSUED), Effect.NONE)
+        case Event.RELEASE, State.ISSUED:
+            return _ended(lease, State.RELEASED)
+    return Outcome(lease, Effect.REFUSE)
+
+
+def _ended(lease: Lease, state: State) -> Outcome:
+    return Outcome(replace(lease, state=state), Effect.FREE)
