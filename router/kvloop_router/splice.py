@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,8 +23,11 @@ _PROMPT_TOKEN_IDS = "prompt_token_ids"  # noqa: S105
 _TOKEN_IDS = "token_ids"  # noqa: S105
 _CONTENT_KEYS = ("content", "reasoning", "reasoning_content", "tool_calls", "function_call", "refusal", "audio")
 
+_ESCAPE = rb"\u00"
 _ESCAPED_ASCII = re.compile(rb"\\u00([0-7][0-9a-fA-F])")
+_JSON_SPACE = b" \t\n\r"
 _SPACE = re.compile(r"[ \t\n\r]*")
+_COMPACT_TOKEN_IDS = re.compile(rb',"token_ids":(?:\[[0-9,]*\]|null)')
 _decode_value = json.JSONDecoder().raw_decode
 
 Span = tuple[int, int]
@@ -64,26 +67,26 @@ def strip(payload: bytes, *, keep_token_ids: bool) -> Stripped:
 
     Raises UnreadableAnswer.
     """
-    lines = [(0, len(payload))] if payload.lstrip()[:1] in (b"{", b"[") else sse.data_spans(payload)
+    lines = [(0, len(payload))] if payload.lstrip(_JSON_SPACE)[:1] in (b"{", b"[") else sse.data_spans(payload)
     text = b"\n".join([payload[start:end] for start, end in lines])
     mentioned = _mentions_own_key(text)
     try:
         answer = _parse(text)
-        cuts = list(_cuts(text.decode("latin-1"), keep_token_ids=keep_token_ids)) if mentioned else []
+        cuts = _cuts(text, answer, keep_token_ids=keep_token_ids) if mentioned else ()
     except (ValueError, RecursionError):
         if mentioned:
             raise UnreadableAnswer from None
         return Stripped(payload)
-    return _described(_without(payload, lines, cuts), answer)
+    return _described(_without(payload, lines, cuts) if cuts else payload, answer)
 
 
 def _mentions_own_key(text: bytes) -> bool:
-    if b"kv_transfer_params" in text or b"token_ids" in text:
+    if b"token_ids" in text or b"kv_transfer_params" in text:
         return True
-    if rb"\u00" not in text:
+    if _ESCAPE not in text:
         return False
     plain = _ESCAPED_ASCII.sub(lambda escape: bytes.fromhex(escape[1].decode()), text)
-    return b"kv_transfer_params" in plain or b"token_ids" in plain
+    return b"token_ids" in plain or b"kv_transfer_params" in plain
 
 
 def _parse(text: bytes) -> Any:
@@ -146,17 +149,34 @@ class _Member(NamedTuple):
     end: int
 
 
-def _cuts(text: str, *, keep_token_ids: bool) -> Iterator[Span]:
-    """What to cut from a JSON text that is known to be valid, in order.
+def _cuts(text: bytes, answer: Any, *, keep_token_ids: bool) -> Sequence[Span]:
+    """What to cut from ``text``, a JSON text whose value is ``answer``, in order."""
+    if not isinstance(answer, dict):
+        return ()
+    if not keep_token_ids and (span := _only_token_ids(text, answer)):
+        return (span,)
+    return list(_walked_cuts(text.decode("latin-1"), keep_token_ids=keep_token_ids))
+
+
+def _only_token_ids(text: bytes, answer: dict[str, Any]) -> Span | None:
+    """The one cut of a chunk of a stream whose ids are asked for, found without a walk; None where it may be another.
+
+    The choice has the key, nothing in the text is escaped, and the key's name occurs once: there it is.
+    """
+    if text.count(b"token_ids") != 1 or b"kv_transfer_params" in text or _ESCAPE in text:
+        return None
+    found = _COMPACT_TOKEN_IDS.search(text)
+    return found.span() if found and any(_TOKEN_IDS in choice for _, choice in _choices(answer)) else None
+
+
+def _walked_cuts(text: str, *, keep_token_ids: bool) -> Iterator[Span]:
+    """What to cut from the text of an object.
 
     ``text`` is decoded as Latin-1: a position is then that of the byte, and JSON's own characters are ASCII.
     """
-    start = _after_space(text, 0)
-    if text[start] != "{":
-        return
     names = {_HANDLE} if keep_token_ids else {_HANDLE, _PROMPT_TOKEN_IDS}
     names_in_choice = set() if keep_token_ids else {_PROMPT_TOKEN_IDS, _TOKEN_IDS}
-    members = _members(text, start)
+    members = _members(text, _after_space(text, 0))
     removed = dict(_removals(members, names))
     for member in members:
         if member.start in removed:
@@ -213,13 +233,11 @@ def _after_space(text: str, at: int) -> int:
     return found.end() if found else at
 
 
-def _without(payload: bytes, lines: list[Span], cuts: list[Span]) -> bytes:
+def _without(payload: bytes, lines: Sequence[Span], cuts: Sequence[Span]) -> bytes:
     """``payload`` without ``cuts``, which are positions in its data lines joined by newlines.
 
     A cut across lines leaves their ends and field names alone: to JSON they are space between two tokens.
     """
-    if not cuts:
-        return payload
     kept = []
     done = 0
     line_at = 0

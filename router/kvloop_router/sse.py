@@ -57,6 +57,8 @@ class Events:
 
 def data_spans(event: bytes) -> list[tuple[int, int]]:
     """Start and end of each ``data`` line's value in ``event``; the data is these, joined by newlines."""
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
+        return [(len(b"data: "), len(event) - 2)]
     spans = []
     start = len(_BYTE_ORDER_MARK) if event.startswith(_BYTE_ORDER_MARK) else 0
     while start < len(event):
