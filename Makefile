@@ -1,0 +1,100 @@
+# Everything a machine with Python 3.11 or later needs: `make demo` and `make test` install what they use.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+KVLOOP_CACHE ?= $(HOME)/.cache/kvloop
+UV_HOME := $(KVLOOP_CACHE)/uv-$(firstword $(shell cksum requirements/uv.txt))
+UV := $(UV_HOME)/bin/uv
+VENV := .venv
+BIN := $(VENV)/bin
+ENGINE_ENVIRONMENT = $(shell UV=$(UV) requirements/engine-environment.sh)
+PYTEST := $(BIN)/pytest -q
+
+export KVLOOP_CACHE UV
+# Never let uv fetch an interpreter: the machine's own is used.
+export UV_PYTHON_DOWNLOADS := never
+
+.PHONY: help
+help: ## Show what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: install
+install: $(VENV)/.installed ## Make .venv, with .venv/bin/kvloop
+
+$(UV):
+	@echo "Installing uv into $(UV_HOME)" >&2
+	@rm -rf $(UV_HOME)
+	@$(PYTHON) -m venv $(UV_HOME)
+	@$(UV_HOME)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
+
+$(VENV)/.installed: $(UV) requirements/development.txt pyproject.toml
+	@echo "Installing the pinned requirements into $(VENV)" >&2
+	@$(UV) venv --quiet --allow-existing --python '>=3.11' $(VENV)
+	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements/development.txt
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: demo
+demo: install ## Play a conversation on simulated engines, with reuse off and on
+	$(BIN)/kvloop demo --json demo.json --png demo.png
+
+.PHONY: demo-vllm
+demo-vllm: install engine-environment ## The same on real vLLM engines on this machine's CPU
+	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(BIN)/kvloop demo --engine vllm --json demo.json --png demo.png
+
+.PHONY: test
+test: install ## Lint, types, import contracts and every test, on simulated and on real engines
+	@$(MAKE) -j 2 --output-sync=line engine-environment checks
+	@$(MAKE) test-engine
+
+.PHONY: checks
+checks: install
+	@$(MAKE) lint
+	@$(MAKE) test-fast
+	@$(MAKE) test-integration
+
+.PHONY: test-fast
+test-fast: install ## Unit and protocol tests: no process is started
+	$(PYTEST) tests/unit tests/protocol
+
+.PHONY: test-integration
+test-integration: install ## Router, local node and simulated engines as processes
+	$(PYTEST) tests/integration tests/contract -m "not engine"
+
+.PHONY: test-engine
+test-engine: install engine-environment ## Everything that runs real vLLM engines with NIXL
+	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(PYTEST) tests/contract tests/engine -m engine
+
+.PHONY: engine-environment
+engine-environment: $(UV) ## Install vLLM's CPU build with NIXL into the cache (about 6 GB)
+	@requirements/engine-environment.sh > /dev/null
+
+.PHONY: lint
+lint: install ## Format, lint, types, import contracts, generated files
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --no-cache --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+.PHONY: format
+format: install ## Format and fix what can be fixed
+	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+.PHONY: generate
+generate: install ## Write the generated files: the CRD and the golden manifests
+	$(BIN)/kvloop crd > crds/kvloop.io_disaggregatedinferences.yaml
+
+.PHONY: requirements
+requirements: $(UV) ## Pin the requirement files anew
+	cd requirements && for set in uv product development; do \
+	  $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	    --no-header $$set.in -o $$set.txt $$([ $$set = development ] && echo -c product.txt); done
+	cd requirements && $(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+	  --generate-hashes --no-emit-index-url --no-header --override engine-overrides.txt engine.in -o engine.txt
+
+.PHONY: clean
+clean: ## Remove what was made here; the cache outside the tree stays
+	rm -rf $(VENV) dist demo.json demo.png .mypy_cache .ruff_cache .pytest_cache .hypothesis
