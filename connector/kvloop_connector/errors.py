@@ -28,9 +28,10 @@ class InvalidSettings(ConnectorError):
 class InvalidHandle(ConnectorError):
     """``kv_transfer_params`` of an engine's answer that are not a usable KV handle.
 
-    The message names the field, never its value: a value may locate another tenant's blocks.
+    ``field`` is empty where the whole is at fault. The message names the field, never its value: a value may locate
+    another tenant's blocks.
     """
 
     def __init__(self, field: str, fault: str) -> None:
-        super().__init__(f"kv_transfer_params.{field}: {fault}")
+        super().__init__(f"{'.'.join(filter(None, ('kv_transfer_params', field)))}: {fault}")
         self.field = field

@@ -6,7 +6,7 @@ The object grows with nearly every vLLM release, so that unknown fields pass thr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -38,10 +38,10 @@ class KVHandle:
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise InvalidHandle(name, "missing or not a whole number")
         groups = params.get("remote_block_ids")
-        if not isinstance(groups, Sequence) or isinstance(groups, str | bytes) or not groups:
+        if not isinstance(groups, list | tuple) or not groups:
             raise InvalidHandle("remote_block_ids", "missing or empty")
         for group in groups:
-            if not isinstance(group, Sequence) or not all(type(block) is int and block >= 0 for block in group):
+            if not isinstance(group, list | tuple) or not all(type(block) is int and block >= 0 for block in group):
                 raise InvalidHandle("remote_block_ids", "not lists of block ids")
         return cls(params)
 
@@ -78,7 +78,7 @@ class KVHandle:
         """
         if self.kv_groups != 1:
             raise InvalidHandle("remote_block_ids", f"{self.kv_groups} KV groups cannot be trimmed")
-        if tokens % block_size:
+        if tokens < 0 or tokens % block_size:
             raise InvalidHandle("remote_num_tokens", f"{tokens} is not a multiple of the block size {block_size}")
         blocks = self.block_ids[0][: tokens // block_size]
         if len(blocks) * block_size < tokens or tokens > self.num_tokens:

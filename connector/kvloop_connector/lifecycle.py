@@ -10,7 +10,7 @@
       └─────orphan───▶ ORPHANED     (from TAKEN too: the issuer is gone)
 
 Router and simulator both run it: the router to decide whether it may use a handle, the simulated decode engine to
-decide when blocks are freed. ``tests/unit/test_protocol.py`` explores it exhaustively.
+decide when blocks are freed. ``tests/protocol`` explores it exhaustively.
 """
 
 from __future__ import annotations
@@ -65,11 +65,13 @@ class Lease:
 
     deadline: seconds, on the clock of whoever keeps the lease; retention ends then.
     margin: seconds before the deadline from which on it is no longer taken, so that a read that starts can end.
+    grants: how often it was granted; the number of a grant is what this was right after it.
     """
 
     deadline: float
     state: State = State.ISSUED
     margin: float = 0.0
+    grants: int = 0
 
     @property
     def live(self) -> bool:
@@ -85,10 +87,14 @@ class Outcome:
     effect: Effect
 
 
-def transition(lease: Lease, event: Event, now: float) -> Outcome:
+def transition(lease: Lease, event: Event, now: float, *, grant: int | None = None) -> Outcome:
     """Apply ``event`` at ``now`` (seconds, the lease's clock). Total: an event that is not valid is refused.
 
     A lease whose deadline has passed becomes EXPIRED whatever the event, except that an issuer that is gone orphans.
+
+    grant: the number of the grant that a READ or PUT_BACK speaks of. A store that several takers share must give it:
+    a put back that is sent again because its acknowledgement was lost can otherwise find the lease taken by another,
+    and free the way for a third while that one reads.
     """
     if not lease.live:
         return Outcome(lease, Effect.REFUSE)
@@ -96,11 +102,13 @@ def transition(lease: Lease, event: Event, now: float) -> Outcome:
         return _ended(lease, State.ORPHANED)
     if now >= lease.deadline:
         return _ended(lease, State.EXPIRED)
+    if grant not in (None, lease.grants):
+        return Outcome(lease, Effect.REFUSE)
     match event, lease.state:
         case Event.EXPIRE, _:
             return Outcome(lease, Effect.NONE)
         case Event.TAKE, State.ISSUED if now + lease.margin < lease.deadline:
-            return Outcome(replace(lease, state=State.TAKEN), Effect.GRANT)
+            return Outcome(replace(lease, state=State.TAKEN, grants=lease.grants + 1), Effect.GRANT)
         case Event.READ, State.TAKEN:
             return _ended(lease, State.SPENT)
         case Event.PUT_BACK, State.TAKEN:
