@@ -1,0 +1,106 @@
+"""The operator's API, on a port of its own and behind a bearer token: what of each engine is in use and verified."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from kvloop_router import headers
+from kvloop_router.engines import Engine, Engines
+from kvloop_router.pairs import PairReport, Pairs
+from kvloop_router.state import State
+from kvloop_router.store import MemoryStore
+from kvloop_router.turn_log import TurnLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminApi:
+    """Handlers of the admin listener."""
+
+    token: str
+    engines: Engines
+    pairs: Pairs
+    store: MemoryStore
+    state: State
+    log: TurnLog
+    clock: Callable[[], float]
+
+    def application(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(middlewares=[self._authorised])
+        app.router.add_get("/admin/v1/engines", self._engines)
+        app.router.add_get("/admin/v1/pairs", self._pairs)
+        app.router.add_get("/admin/v1/turns/{request_id}", self._turn)
+        app.router.add_get("/healthz", self._healthz)
+        return app
+
+    @web.middleware
+    async def _authorised(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        given = headers.bearer(request.headers.get("Authorization")) or ""
+        if request.path != "/healthz" and not secrets.compare_digest(given.encode(), self.token.encode()):
+            return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"}, text="a bearer token is needed\n")
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    async def _healthz(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text="ok\n")
+
+    async def _engines(self, request: web.Request) -> web.StreamResponse:
+        retained = self.store.retained()
+        now = self.clock()
+        engines = [_engine(engine, retained.get(engine.spec.pod_uid, (0, now)), now) for engine in self.engines]
+        return _json({"engines": engines, "draining": self.state.draining, "runningTurns": self.state.turns})
+
+    async def _pairs(self, request: web.Request) -> web.StreamResponse:
+        return _json({"pairs": [_pair(report) for report in self.pairs.reports()]})
+
+    async def _turn(self, request: web.Request) -> web.StreamResponse:
+        report = self.log.get(request.match_info["request_id"])
+        if report is None:
+            return web.Response(status=404, text="no such turn among the recent ones\n")
+        return _json(report)
+
+
+def _engine(engine: Engine, retained: tuple[int, float], now: float) -> dict[str, Any]:
+    spec = engine.spec
+    handles, last = retained
+    return {
+        "name": spec.name,
+        "role": spec.role.value,
+        "url": spec.url,
+        "podUID": spec.pod_uid,
+        "kvRevision": spec.kv_revision,
+        "zone": spec.zone,
+        "healthy": engine.healthy,
+        "version": engine.version,
+        "blockSize": engine.block_size,
+        "maxModelLen": engine.max_model_len,
+        "runningTurns": engine.load,
+        "liveHandles": handles,
+        "lastDeadlineSeconds": round(max(0.0, last - now), 3),
+    }
+
+
+def _pair(report: PairReport) -> dict[str, Any]:
+    return {
+        "prefill": report.prefill.name,
+        "prefillPodUID": report.prefill.pod_uid,
+        "decode": report.decode.name,
+        "decodePodUID": report.decode.pod_uid,
+        "kvRevision": report.decode.kv_revision,
+        "verdict": report.verdict.value,
+        "toDecodeBytes": report.to_decode_bytes,
+        "toPrefillBytes": report.to_prefill_bytes,
+        "streams": report.streams,
+        "attempts": report.attempts,
+        "detail": report.detail,
+    }
+
+
+def _json(body: Any) -> web.Response:
+    return web.Response(body=orjson.dumps(body), content_type="application/json")

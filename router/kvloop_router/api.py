@@ -1,0 +1,381 @@
+"""The OpenAI-compatible API: from an HTTP request to a turn, and from its outcome to an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from kvloop_connector.settings import Role
+from kvloop_router import headers, policy, relay, scope
+from kvloop_router.config import Config
+from kvloop_router.engines import Engines
+from kvloop_router.errors import (
+    EngineError,
+    EngineRejected,
+    RequestError,
+    RouterError,
+    StreamBroken,
+    Unavailable,
+)
+from kvloop_router.metrics import CONTENT_TYPE, Metrics
+from kvloop_router.relay import ClientGone
+from kvloop_router.request import Api, parse, parse_json, refuse_own_fields, require_model
+from kvloop_router.state import State
+from kvloop_router.turn import Turns
+from kvloop_router.turn_log import TurnLog, TurnReport
+
+_CLIENT_LEFT = 499
+_RETRY_AFTER_SECONDS = "1"
+
+# APIs that give no handle that could be proven or released: to a decode engine, which retains nothing for them.
+_COLD = ("/v1/responses", "/v1/messages")
+# APIs that hold no state in an engine.
+_STATELESS = (
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/score",
+    "/pooling",
+    "/classify",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/tokenize",
+    "/detokenize",
+)
+
+
+class PublicApi:
+    """Handlers of the public listener."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        secret: bytes,
+        api_keys: frozenset[str],
+        engines: Engines,
+        turns: Turns,
+        state: State,
+        log: TurnLog,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._secret = secret
+        self._api_keys = api_keys
+        self._engines = engines
+        self._turns = turns
+        self._state = state
+        self._log = log
+        self._metrics = metrics
+        self._clock = clock
+
+    def application(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(client_max_size=self._config.limits.body_bytes, middlewares=[self._in_openai_shape])
+        app.router.add_post(Api.CHAT, self._turn)
+        app.router.add_post(Api.COMPLETIONS, self._turn)
+        for path in (*_COLD, *_STATELESS):
+            app.router.add_post(path, self._pass_through)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_delete("/kvloop/v1/conversations/{conversation}", self._end_conversation)
+        app.router.add_get("/metrics", self._expose)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        return app
+
+    async def _turn(self, request: web.Request) -> web.StreamResponse:
+        report = self._report(request)
+        client = Client(request, report, self._clock)
+        tenant = self._tenant(request)
+        async with self._state.running():
+            try:
+                return await self._answered(client, report, self._play(request, tenant, client, report))
+            finally:
+                self._end(client, report)
+
+    async def _play(
+        self, request: web.Request, tenant: bytes, client: Client, report: TurnReport
+    ) -> web.StreamResponse:
+        turn = parse(
+            Api(request.path),
+            await request.read(),
+            conversation=self._named_conversation(request),
+            models=self._served_models(),
+        )
+        report.model, report.streamed = turn.model, turn.stream
+        self._refuse_while_draining()
+        space = scope.scope(
+            self._secret, tenant, turn.model, turn.body.get("cache_salt"), set_salt=self._config.cache_salt
+        )
+        sent = headers.upstream(request.headers, report.request_id)
+        body = await self._turns.play(turn, space, sent, report, client)
+        return client.response if body is None else client.answer(200, "application/json", body)
+
+    async def _pass_through(self, request: web.Request) -> web.StreamResponse:
+        report = self._report(request)
+        client = Client(request, report, self._clock)
+        self._tenant(request)
+        async with self._state.running():
+            try:
+                return await self._answered(client, report, self._copy(request, client, report))
+            finally:
+                if request.path in _COLD:
+                    self._end(client, report)
+                else:
+                    self._metrics.requests.labels(report.api, str(report.status or client.status)).inc()
+
+    async def _copy(self, request: web.Request, client: Client, report: TurnReport) -> web.StreamResponse:
+        """An API without a prefill leg: to a decode engine as it is, but for what is the router's alone."""
+        report.reason = "api"
+        data = self._checked(request, await request.read())
+        self._refuse_while_draining()
+        report.decode = policy.choose_one(self._engines.snapshot(), self._state.random, Role.DECODE)
+        content_type = request.headers.get("Content-Type", "application/json")
+        sent = headers.upstream(request.headers, report.request_id, content_type)
+        async with self._engines.stream(report.decode, request.path, data, sent) as upstream:
+            await relay.copy(upstream, client)
+        return client.response
+
+    async def _answered(
+        self, client: Client, report: TurnReport, work: Coroutine[Any, Any, web.StreamResponse]
+    ) -> web.StreamResponse:
+        """The outcome of ``work``, whatever it is, as what the client gets."""
+        try:
+            return await work
+        except asyncio.CancelledError:
+            self._client_left(report)
+            raise
+        except ClientGone:
+            self._client_left(report)
+            return client.response
+        except StreamBroken as error:
+            # After the first byte there is no error answer: the connection ends, so that nobody takes it for an end.
+            report.broken = True
+            self._metrics.breaks.labels(error.engine).inc()
+            client.abort()
+            return client.response
+        except (RouterError, web.HTTPException) as error:
+            response = refusal(error, report.headers())
+            report.status = response.status
+            return response
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        self._tenant(request)
+        longest = [engine.max_model_len for engine in self._engines if engine.max_model_len]
+        models = [
+            {
+                "id": name,
+                "object": "model",
+                "created": int(self._state.started),
+                "owned_by": "kvloop",
+                "root": self._config.model.id,
+                "parent": None,
+                "max_model_len": min(longest, default=None),
+            }
+            for name in sorted(self._served_models())
+        ]
+        return _json(200, {"object": "list", "data": models})
+
+    async def _end_conversation(self, request: web.Request) -> web.StreamResponse:
+        conversation = request.match_info["conversation"]
+        tenant = self._tenant(request)
+        released = 0
+        for model in self._served_models():
+            space = scope.scope(self._secret, tenant, model, None, set_salt=self._config.cache_salt)
+            released += await self._turns.end_conversation(space, conversation)
+        return _json(200, {"id": conversation, "object": "conversation.deleted", "deleted": True, "released": released})
+
+    async def _expose(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(body=self._metrics.expose(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _healthz(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.StreamResponse:
+        if self._state.draining:
+            return web.Response(status=503, text="draining\n")
+        snapshot = self._engines.snapshot()
+        if not policy.has_pair(snapshot):
+            reason, message = policy.why_unavailable(snapshot)
+            return web.Response(status=503, text=f"{reason}: {message}\n")
+        return web.Response(text="ok\n")
+
+    @web.middleware
+    async def _in_openai_shape(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Errors that no handler saw, such as an unknown path, in the API's own shape."""
+        told = {headers.REQUEST_ID: _request_id(request)}
+        try:
+            response: web.StreamResponse = await handler(request)
+        except RequestError as error:
+            return refusal(error, told)
+        except web.HTTPException as error:
+            fault = RequestError(
+                f"{HTTPStatus(error.status).phrase}: {request.method} {request.path}", status=error.status
+            )
+            refused = refusal(fault, told)
+            if "Allow" in error.headers:
+                refused.headers["Allow"] = error.headers["Allow"]
+            return refused
+        return response
+
+    def _report(self, request: web.Request) -> TurnReport:
+        return TurnReport(request_id=_request_id(request), api=request.path)
+
+    def _tenant(self, request: web.Request) -> bytes:
+        """Who asks. Raises RequestError where keys are configured and none of them is given."""
+        key = headers.bearer(request.headers.get("Authorization"))
+        if self._api_keys and not any(
+            secrets.compare_digest(known.encode(), (key or "").encode()) for known in self._api_keys
+        ):
+            raise RequestError("Incorrect API key provided.", code="invalid_api_key", status=401)
+        return scope.tenant(self._secret, key if self._api_keys else None)
+
+    def _named_conversation(self, request: web.Request) -> str | None:
+        names = (headers.CONVERSATION_ID, *self._config.session_headers)
+        return next((request.headers[name] for name in names if request.headers.get(name)), None)
+
+    def _served_models(self) -> frozenset[str]:
+        return self._engines.models() | {self._config.model.served_name}
+
+    def _refuse_while_draining(self) -> None:
+        if self._state.draining:
+            raise Unavailable("draining", "This router is shutting down.")
+
+    def _checked(self, request: web.Request, raw: bytes) -> bytes:
+        """The body without what is the router's alone. Raises RequestError for what no client may send."""
+        if request.content_type != "application/json":
+            for name in (b"kv_transfer_params", b"ec_transfer_params"):
+                if name in raw:
+                    raise RequestError(f"'{name.decode()}' cannot be sent by a client.", param=name.decode())
+            return raw
+        body = parse_json(raw)
+        refuse_own_fields(body)
+        if body.get("model") is not None or request.path in _COLD:
+            require_model(body, self._served_models())
+        if body.pop("conversation_id", None) is None:
+            return raw
+        return orjson.dumps(body)
+
+    def _client_left(self, report: TurnReport) -> None:
+        report.status = _CLIENT_LEFT
+        self._metrics.disconnects.labels(report.phase).inc()
+
+    def _end(self, client: Client, report: TurnReport) -> None:
+        report.seconds = self._clock() - client.began
+        report.status = report.status or client.status
+        self._metrics.requests.labels(report.api, str(report.status)).inc()
+        if not _is_client_error(report.status):
+            path = report.path
+            self._metrics.turns.labels(path, report.reason).inc()
+            if report.prompt_tokens is not None:
+                self._metrics.prompt_tokens.labels(path).inc(report.prompt_tokens)
+            self._metrics.reused_tokens.inc(report.reused_tokens)
+            if report.ttft_seconds is not None:
+                self._metrics.ttft.labels(path).observe(report.ttft_seconds)
+        self._log.record(report)
+
+
+class Client:
+    """The client's side of one answer; see ``relay.Downstream``."""
+
+    def __init__(self, request: web.Request, report: TurnReport, clock: Callable[[], float]) -> None:
+        self._request = request
+        self._report = report
+        self._clock = clock
+        self.began = clock()
+        self.response: web.StreamResponse = web.Response(status=_CLIENT_LEFT)
+        self.started = False
+        self.status = 0
+
+    async def start(self, status: int, content_type: str) -> None:
+        """Send status and headers."""
+        self.status = status
+        self.started = True
+        self._report.phase = "stream"
+        self.response = web.StreamResponse(
+            status=status, headers={**self._report.headers(), "Content-Type": content_type}
+        )
+        if content_type.startswith("text/event-stream"):
+            self.response.headers["Cache-Control"] = "no-cache"
+        try:
+            await self.response.prepare(self._request)
+        except ConnectionError as error:
+            raise ClientGone from error
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes of the body."""
+        if self._report.ttft_seconds is None:
+            self._report.ttft_seconds = self._clock() - self.began
+        try:
+            await self.response.write(data)
+        except ConnectionError as error:
+            raise ClientGone from error
+
+    async def end(self) -> None:
+        """The body is complete."""
+        try:
+            await self.response.write_eof()
+        except ConnectionError as error:
+            raise ClientGone from error
+
+    def answer(self, status: int, content_type: str, body: bytes) -> web.Response:
+        """An answer in one piece."""
+        self.status = status
+        self._report.ttft_seconds = self._clock() - self.began
+        return web.Response(status=status, body=body, headers={**self._report.headers(), "Content-Type": content_type})
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+
+def refusal(error: Exception, told: dict[str, str]) -> web.Response:
+    """The one place where an error becomes an answer, in OpenAI's error shape."""
+    match error:
+        case EngineRejected():
+            return web.Response(
+                status=error.status, body=error.body, headers={**told, "Content-Type": error.content_type}
+            )
+        case RequestError():
+            fault = error
+        case web.HTTPRequestEntityTooLarge():
+            fault = RequestError("The body is larger than this server accepts.", code="request_too_large", status=413)
+        case Unavailable():
+            fault = RequestError(str(error), code=error.reason, status=503)
+        case EngineError():
+            fault = RequestError("The engine could not answer.", code="engine_failed", status=502)
+        case _:
+            raise error
+    if fault.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        told = {**told, "Retry-After": _RETRY_AFTER_SECONDS}
+    shape = {"error": {"message": fault.message, "type": fault.kind, "param": fault.param, "code": fault.code}}
+    return _json(fault.status, shape, told)
+
+
+def _json(status: int, body: Any, told: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        status=status, body=orjson.dumps(body), headers={**(told or {}), "Content-Type": "application/json"}
+    )
+
+
+def _request_id(request: web.Request) -> str:
+    known = request.get("request_id")
+    if known is None:
+        known = headers.request_id(request.headers.get(headers.REQUEST_ID), secrets.token_hex(16))
+        request["request_id"] = known
+    return str(known)
+
+
+def _is_client_error(status: int) -> bool:
+    return 400 <= status < 500 and status != _CLIENT_LEFT

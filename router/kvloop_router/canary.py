@@ -1,0 +1,271 @@
+"""Two turns over each new pair of engines, to see with the engines' own counters that KV moves in both directions.
+
+The prompt is random and its second turn has another ``cache_salt``, so that prefill's own cache holds none of it and
+has to pull. It warms the engines' handshake too, which takes seconds where they never met.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import orjson
+
+from kvloop_connector.digest import DigestKey, retain, reusable_tokens
+from kvloop_connector.errors import InvalidHandle
+from kvloop_connector.handle import KVHandle
+from kvloop_router import exposition, headers, legs, relay
+from kvloop_router.config import Config
+from kvloop_router.engines import Engine, Engines, Upstream
+from kvloop_router.errors import EngineError
+from kvloop_router.pairs import PairReport, Pairs, Verdict
+from kvloop_router.relay import Ended
+from kvloop_router.release import Releases
+from kvloop_router.request import Api, Request
+
+_log = logging.getLogger(__name__)
+
+_EVERY_SECONDS = 1.0
+_FIRST_RETRY_SECONDS = 5.0
+_LAST_RETRY_SECONDS = 300.0
+_COUNTERS_SECONDS = 10.0
+# Any vocabulary has these, and special tokens are seldom among them.
+_TOKENS = range(32, 256)
+_ANSWER_TOKENS = 2
+_NEW_TOKENS = 4
+
+
+class CanaryFailed(Exception):
+    """What went wrong, for the report."""
+
+
+@dataclass(slots=True)
+class _Play:
+    """One canary on its way. The context of its digests is its own, since nothing of it is kept."""
+
+    prefill: Engine
+    decode: Engine
+    key: DigestKey
+    to_decode: int = 0
+    to_prefill: int = 0
+    streams: bool | None = None
+
+
+class Canary:
+    """Plays a canary for each pair that is not verified, one at a time, failed ones at growing intervals."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        engines: Engines,
+        pairs: Pairs,
+        releases: Releases,
+        clock: Callable[[], float],
+        random: Random,
+    ) -> None:
+        self._config = config
+        self._engines = engines
+        self._pairs = pairs
+        self._releases = releases
+        self._clock = clock
+        self._random = random
+        self._not_before: dict[tuple[str, str], float] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            for report in self._pairs.reports():
+                await self._consider(report)
+            await asyncio.sleep(_EVERY_SECONDS)
+
+    async def play(self, report: PairReport) -> PairReport:
+        """Play the two turns; gives the report with its verdict."""
+        prefill = self._engines.get(report.prefill.name)
+        decode = self._engines.get(report.decode.name)
+        if prefill is None or decode is None:
+            return report
+        play = _Play(prefill, decode, DigestKey(self._random.randbytes(32), b"canary"))
+        verdict, detail = Verdict.VERIFIED, ""
+        try:
+            async with asyncio.timeout(2 * self._config.timeouts.prefill_seconds):
+                await self._two_turns(play)
+        except (CanaryFailed, EngineError, InvalidHandle) as error:
+            verdict, detail = Verdict.FAILED, str(error)
+        except TimeoutError:
+            verdict, detail = Verdict.FAILED, "no answer in time"
+        return PairReport(
+            prefill=report.prefill,
+            decode=report.decode,
+            verdict=verdict,
+            to_decode_bytes=play.to_decode,
+            to_prefill_bytes=play.to_prefill,
+            streams=play.streams,
+            detail=detail,
+        )
+
+    async def _consider(self, report: PairReport) -> None:
+        key = (report.prefill.pod_uid, report.decode.pod_uid)
+        due = self._not_before.get(key, 0.0) <= self._clock()
+        healthy = self._healthy(report.prefill.name) and self._healthy(report.decode.name)
+        if report.verdict is Verdict.VERIFIED or not due or not healthy:
+            return
+        played = await self.play(report)
+        self._pairs.record(played)
+        wait = min(_LAST_RETRY_SECONDS, _FIRST_RETRY_SECONDS * 2.0**report.attempts)
+        self._not_before[key] = self._clock() + wait
+        _log.info(
+            "canary",
+            extra={
+                "prefill": report.prefill.name,
+                "decode": report.decode.name,
+                "verdict": played.verdict.value,
+                "detail": played.detail,
+            },
+        )
+
+    def _healthy(self, name: str) -> bool:
+        engine = self._engines.get(name)
+        return engine is not None and engine.healthy
+
+    async def _two_turns(self, play: _Play) -> None:
+        block_size = play.decode.block_size
+        if block_size is None:
+            raise CanaryFailed("the decode engine does not tell its block size")
+        threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
+        prompt = self._tokens(threshold + 2 * block_size)
+        longest = play.decode.max_model_len
+        if longest is not None and len(prompt) + 2 * _ANSWER_TOKENS + _NEW_TOKENS > longest:
+            raise CanaryFailed(f"the model takes {longest} tokens, too few for a pull of {threshold}")
+
+        pulled = await self._bytes(play.decode)
+        first = await self._turn(play, prompt, handle=None, stream=False)
+        play.to_decode = await self._grown(play.decode, pulled, "prefill to decode")
+        if not self._config.kv_transfer.bidirectional_kv_xfer:
+            return
+        if first.handle is None:
+            raise CanaryFailed("the decode engine returned no handle: is bidirectional_kv_xfer on there?")
+
+        handle = KVHandle.parse(first.handle)
+        held = [*prompt, *first.token_ids]
+        following = [*held, *self._tokens(_NEW_TOKENS)]
+        pulled = await self._bytes(play.prefill)
+        second = await self._turn(
+            play,
+            following,
+            handle=_proven(play, handle, held, following, block_size),
+            stream=self._config.engine.stream_handles,
+        )
+        play.to_prefill = await self._grown(play.prefill, pulled, "decode to prefill")
+        if self._config.engine.stream_handles:
+            play.streams = second.handle is not None
+        if second.handle is not None:
+            self._release(play, KVHandle.parse(second.handle))
+        elif self._config.engine.stream_handles:
+            raise CanaryFailed("the streamed answer carried no handle")
+
+    async def _turn(self, play: _Play, token_ids: Sequence[int], *, handle: KVHandle | None, stream: bool) -> Ended:
+        """Both legs of a turn, under a salt of its own."""
+        salt = self._random.randbytes(16).hex()
+        model = self._config.model.served_name
+        body = {
+            "model": model,
+            "prompt": list(token_ids),
+            "max_tokens": _ANSWER_TOKENS,
+            "temperature": 0,
+            "stream": stream,
+        }
+        request = Request(Api.COMPLETIONS, body, model, None, stream)
+        sent = headers.upstream({}, f"canary-{salt}")
+        answer = await self._engines.complete(
+            play.prefill.spec.name,
+            request.api,
+            legs.prefill(request, handle=handle, token_ids=None, salt=salt),
+            sent,
+            seconds=self._config.timeouts.prefill_seconds,
+        )
+        params = _object(answer.body).get(legs.PARAMS)
+        if not isinstance(params, Mapping):
+            raise CanaryFailed("the prefill engine returned no kv_transfer_params")
+        leg = legs.decode(request, params=params, token_ids=None, salt=salt)
+        if not stream:
+            answer = await self._engines.complete(play.decode.spec.name, request.api, leg, sent)
+            _, ended = await relay.whole(answer, play.decode.spec.name, keep_token_ids=True, finished=_nothing)
+            return ended
+        async with self._engines.stream(play.decode.spec.name, request.api, orjson.dumps(leg), sent) as upstream:
+            return await _listen(upstream, self._clock)
+
+    async def _bytes(self, engine: Engine) -> float:
+        return (
+            exposition.total(await self._engines.text(engine.spec.name, "/metrics"), exposition.BYTES_TRANSFERRED) or 0
+        )
+
+    async def _grown(self, engine: Engine, before: float, direction: str) -> int:
+        """Bytes that the engine has read since; engines count with a delay. Raises CanaryFailed where it is none."""
+        until = self._clock() + _COUNTERS_SECONDS
+        while (now := await self._bytes(engine)) <= before:
+            if self._clock() >= until:
+                raise CanaryFailed(f"no KV moved from {direction}")
+            await asyncio.sleep(_EVERY_SECONDS / 10)
+        return int(now - before)
+
+    def _release(self, play: _Play, handle: KVHandle) -> None:
+        self._releases.add_handle(
+            handle,
+            pod_uid=play.decode.spec.pod_uid,
+            decode=play.decode.spec.name,
+            kv_revision=play.decode.spec.kv_revision,
+            deadline=self._clock() + self._config.handle_ttl_seconds,
+        )
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._random.choices(_TOKENS, k=count)
+
+
+class _Nobody:
+    """A client that takes everything."""
+
+    started = False
+
+    async def start(self, status: int, content_type: str) -> None:
+        self.started = True
+
+    async def write(self, data: bytes) -> None:
+        return None
+
+    async def end(self) -> None:
+        return None
+
+
+async def _listen(upstream: Upstream, clock: Callable[[], float]) -> Ended:
+    return await relay.stream(upstream, _Nobody(), keep_token_ids=True, finished=_nothing, clock=clock)
+
+
+async def _nothing(ended: Ended) -> None:
+    return None
+
+
+def _proven(play: _Play, handle: KVHandle, held: Sequence[int], following: Sequence[int], block_size: int) -> KVHandle:
+    """The handle, trimmed as any other turn's would be."""
+    retained = retain(play.key, held, handle.num_tokens, block_size)
+    tokens = reusable_tokens(
+        retained,
+        following,
+        key=play.key,
+        block_size=block_size,
+        remote_num_tokens=handle.num_tokens,
+        blocks_per_group=[len(group) for group in handle.block_ids],
+    )
+    return handle if handle.kv_groups > 1 else handle.trimmed(tokens, block_size)
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise CanaryFailed("an answer that is not JSON") from error
+    return answer if isinstance(answer, Mapping) else {}

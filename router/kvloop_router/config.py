@@ -1,0 +1,217 @@
+"""The router's configuration: one YAML file, refused as a whole where anything in it is unknown or wrong.
+
+Field names are those of the custom resource, in camel case. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS, MINIMUM_DECODER_TTL_SECONDS
+from kvloop_router.errors import InvalidConfig
+
+_VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+_MINIMUM_KEY_BYTES = 16
+_MAXIMUM_KEY_BYTES = 64
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+"""0 lets the system choose, for tests."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=False, strict=True
+    )
+
+
+class Listen(_Model):
+    """Where the API is served."""
+
+    host: str = "0.0.0.0"  # noqa: S104  a pod serves on all of its addresses
+    port: Port = 8000
+
+
+class Admin(_Model):
+    """Where the operator's API is served, and the file with its bearer token."""
+
+    host: str = "0.0.0.0"  # noqa: S104
+    port: Port = 8081
+    token_file: str
+
+
+class Model(_Model):
+    """The model as engines load it, and the name that clients use."""
+
+    id: str = Field(min_length=1)
+    served_name: str = Field(min_length=1)
+
+
+class Discovery(_Model):
+    """Where engines come from: a watched file with a JSON list."""
+
+    file: str
+
+
+class KVTransfer(_Model):
+    """The settings that the engines run with."""
+
+    connector: Literal["NixlConnector", "KvloopConnector"] = "NixlConnector"
+    bidirectional_kv_xfer: bool = True
+    kv_recompute_threshold: int = Field(default=64, ge=0)
+    decoder_kv_blocks_ttl_seconds: int = Field(default=480, ge=MINIMUM_DECODER_TTL_SECONDS)
+
+
+class Engine(_Model):
+    """What the engines' vLLM version can do.
+
+    prompt_token_ids: takes ``kv_transfer_params.prompt_token_ids`` on chat requests (0.32 and later).
+    stream_handles: streamed answers carry the handle (0.33 and later, or the plug-in).
+    multi_group_reuse: a failed read of a handle with several KV groups fails the request (0.31 and later).
+    """
+
+    version: str
+    prompt_token_ids: bool
+    stream_handles: bool
+    multi_group_reuse: bool
+
+
+class Limits(_Model):
+    """body_bytes: the largest request body that is read."""
+
+    body_bytes: int = Field(default=33_554_432, ge=1)
+
+
+class Timeouts(_Model):
+    """Seconds. prefill: for a whole prefill leg. drain: for running turns after SIGTERM."""
+
+    connect_seconds: float = Field(default=5.0, gt=0)
+    prefill_seconds: float = Field(default=600.0, gt=0)
+    drain_seconds: float = Field(default=600.0, ge=0)
+
+
+class MemoryStore(_Model):
+    """Handles in the memory of this one process."""
+
+    kind: Literal["memory"] = "memory"
+    max_handles: int = Field(default=20_000, ge=1)
+
+
+class Canary(_Model):
+    """Whether each new pair of engines is tried out before its KV transfer is called verified."""
+
+    enabled: bool = True
+
+
+class Config(_Model):
+    """The whole file."""
+
+    listen: Listen = Listen()
+    admin: Admin
+    model: Model
+    discovery: Discovery
+    digest_key_file: str
+    handle_ttl_seconds: int = Field(default=450, ge=1)
+    kv_transfer: KVTransfer = KVTransfer()
+    engine: Engine
+    cache_salt: bool = True
+    session_headers: tuple[str, ...] = Field(default=(), strict=False)
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    handle_store: MemoryStore = MemoryStore()
+    canary: Canary = Canary()
+    reuse: bool = True
+    api_keys_file: str | None = None
+
+    @model_validator(mode="after")
+    def _handles_end_before_the_engine_frees_them(self) -> Config:
+        latest = self.kv_transfer.decoder_kv_blocks_ttl_seconds - HANDLE_TTL_MARGIN_SECONDS
+        if self.handle_ttl_seconds > latest:
+            raise ValueError(
+                f"handleTtlSeconds: {self.handle_ttl_seconds} is too near to decoderKvBlocksTtlSeconds; "
+                f"use {latest} or less"
+            )
+        return self
+
+
+def parse(text: str, environment: Mapping[str, str]) -> Config:
+    """The configuration in ``text``; ``$(NAME)`` in the hosts is taken from ``environment``. Raises InvalidConfig."""
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InvalidConfig(f"not YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise InvalidConfig("not a map of settings")
+    for section in ("listen", "admin"):
+        _expand_host(document.get(section), environment)
+    try:
+        return Config.model_validate(document)
+    except ValidationError as error:
+        raise InvalidConfig("\n".join(_line(fault) for fault in error.errors())) from error
+
+
+def load(path: Path, environment: Mapping[str, str]) -> Config:
+    """The configuration in the file at ``path``. Raises InvalidConfig, whose message starts with the path."""
+    try:
+        return parse(path.read_text(encoding="utf-8"), environment)
+    except OSError as error:
+        raise InvalidConfig(f"{path}: {error.strerror}") from error
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{path}: {error}") from error
+
+
+def read_digest_key(path: Path) -> bytes:
+    """The secret that digests are keyed with: hexadecimal text, or the bytes as they are. Raises InvalidConfig."""
+    raw = _read(path, "digestKeyFile")
+    key = raw
+    try:
+        decoded = bytes.fromhex(raw.decode("ascii").strip())
+    except (UnicodeDecodeError, ValueError):
+        pass
+    else:
+        if len(decoded) >= _MINIMUM_KEY_BYTES:
+            key = decoded
+    if len(key) < _MINIMUM_KEY_BYTES:
+        raise InvalidConfig(f"digestKeyFile: {len(key)} bytes; {_MINIMUM_KEY_BYTES} or more are needed")
+    return key[:_MAXIMUM_KEY_BYTES]
+
+
+def read_token(path: Path) -> str:
+    """The admin token: the file's text without surrounding space. Raises InvalidConfig where it is empty."""
+    token = _read(path, "admin.tokenFile").decode("utf-8", "replace").strip()
+    if not token:
+        raise InvalidConfig("admin.tokenFile: the file is empty")
+    return token
+
+
+def read_api_keys(path: Path) -> frozenset[str]:
+    """The keys that clients may use: one a line, lines that start with ``#`` left out. Raises InvalidConfig."""
+    lines = _read(path, "apiKeysFile").decode("utf-8", "replace").splitlines()
+    keys = frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not keys:
+        raise InvalidConfig("apiKeysFile: no key in the file, so that nobody could use the API")
+    return keys
+
+
+def _read(path: Path, field: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidConfig(f"{field}: {path}: {error.strerror}") from error
+
+
+def _expand_host(section: Any, environment: Mapping[str, str]) -> None:
+    if isinstance(section, dict) and isinstance(section.get("host"), str):
+        section["host"] = _VARIABLE.sub(lambda match: environment.get(match[1], match[0]), section["host"])
+
+
+def _line(fault: Any) -> str:
+    path = ".".join(str(part) for part in fault["loc"])
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    return f"{path}: {message}" if path else message

@@ -1,0 +1,287 @@
+"""The engines: what is known of each, and the only connections to them.
+
+An engine serves from its first good health check on, and stops at a refused connection or a failed check. A 4xx says
+nothing about an engine's health.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+
+from kvloop_connector.settings import Role
+from kvloop_router import exposition
+from kvloop_router.discovery import EngineSpec
+from kvloop_router.errors import EngineError, EngineFailed, EngineRejected, EngineUnreachable, StreamBroken
+from kvloop_router.policy import Candidate
+
+_log = logging.getLogger(__name__)
+
+_PROBE_SECONDS = 5.0
+# vLLM's server closes an idle connection after 5 s; whoever reuses one later may lose a request to the race.
+_KEEPALIVE_SECONDS = 4.0
+_FAILED_PROBES = 2
+_READ_BYTES = 262_144
+
+
+@dataclass(slots=True)
+class Engine:
+    """What is known of one engine process.
+
+    load: turns that this router runs there now. facts are None until the engine has told them.
+    """
+
+    spec: EngineSpec
+    healthy: bool = False
+    load: int = 0
+    failed_probes: int = 0
+    version: str | None = None
+    block_size: int | None = None
+    max_model_len: int | None = None
+    models: tuple[str, ...] = ()
+
+    def candidate(self) -> Candidate:
+        """This engine as the policy sees it."""
+        spec = self.spec
+        return Candidate(
+            name=spec.name,
+            role=spec.role,
+            pod_uid=spec.pod_uid,
+            kv_revision=spec.kv_revision,
+            load=self.load,
+            serving=self.healthy,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer of an engine."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+@dataclass(slots=True)
+class Upstream:
+    """An answer that is still coming."""
+
+    engine: str
+    status: int
+    content_type: str
+    _response: aiohttp.ClientResponse = field(repr=False)
+
+    async def read(self) -> bytes:
+        """The next bytes; empty at the end. Raises StreamBroken where the answer ends before its end."""
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise StreamBroken(self.engine, type(error).__name__) from error
+
+
+class Engines:
+    """All engines that discovery names, with one connection pool."""
+
+    def __init__(self, session: aiohttp.ClientSession, *, connect_seconds: float) -> None:
+        self._session = session
+        self._connect_seconds = connect_seconds
+        self._engines: dict[str, Engine] = {}
+        self._changed = asyncio.Event()
+
+    def __iter__(self) -> Any:
+        return iter(self._engines.values())
+
+    def get(self, name: str) -> Engine | None:
+        """The engine of that name, where there is one."""
+        return self._engines.get(name)
+
+    def snapshot(self) -> tuple[Candidate, ...]:
+        """All engines as the policy sees them."""
+        return tuple(engine.candidate() for engine in self._engines.values())
+
+    def present(self, pod_uid: str) -> bool:
+        """Whether the process behind ``pod_uid`` is still there and healthy."""
+        return any(engine.spec.pod_uid == pod_uid and engine.healthy for engine in self._engines.values())
+
+    def models(self) -> frozenset[str]:
+        """Every model name that an engine says it serves."""
+        return frozenset(model for engine in self._engines.values() for model in engine.models)
+
+    def update(self, specs: tuple[EngineSpec, ...]) -> tuple[str, ...]:
+        """Take over what discovery says; gives the pod UIDs that are gone."""
+        before = {engine.spec.pod_uid for engine in self._engines.values()}
+        kept: dict[str, Engine] = {}
+        for spec in specs:
+            known = self._engines.get(spec.name)
+            kept[spec.name] = known if known is not None and known.spec == spec else Engine(spec)
+        self._engines = kept
+        self._changed.set()
+        return tuple(before - {spec.pod_uid for spec in specs})
+
+    async def complete(
+        self, name: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str], *, seconds: float | None = None
+    ) -> Answer:
+        """A whole answer below 400 to a JSON request. Raises EngineUnreachable, EngineFailed or EngineRejected.
+
+        seconds: for everything; None: no bound but that on connecting.
+        """
+        async with self._request(name, "POST", path, orjson.dumps(body), headers, seconds=seconds) as response:
+            return await self._whole(name, response)
+
+    @asynccontextmanager
+    async def stream(
+        self, name: str, path: str, data: bytes, headers: Mapping[str, str], *, method: str = "POST"
+    ) -> AsyncIterator[Upstream]:
+        """An answer below 400, as it comes. Leaving the context before its end ends the request at the engine.
+
+        Raises EngineUnreachable, EngineFailed or EngineRejected before anything of the answer is given.
+        """
+        async with self._request(name, method, path, data, headers, seconds=None) as response:
+            if response.status >= 400:
+                await self._whole(name, response)
+            content_type = response.headers.get("Content-Type", "application/octet-stream")
+            yield Upstream(name, response.status, content_type, response)
+
+    async def text(self, name: str, path: str) -> str:
+        """The text at ``path``, such as ``/metrics``. Raises EngineError."""
+        async with self._request(name, "GET", path, None, {}, seconds=_PROBE_SECONDS) as response:
+            return (await self._whole(name, response)).body.decode("utf-8", "replace")
+
+    async def watch(self, *, interval: float, changed: Callable[[], Awaitable[None] | None] = lambda: None) -> None:
+        """Check every engine's health each ``interval`` seconds, and a new one's at once."""
+        while True:
+            self._changed.clear()
+            await asyncio.gather(*(self.probe(engine) for engine in tuple(self._engines.values())))
+            result = changed()
+            if result is not None:
+                await result
+            try:
+                await asyncio.wait_for(self._changed.wait(), interval)
+            except TimeoutError:
+                continue
+
+    async def probe(self, engine: Engine) -> None:
+        """Check one engine's health, and learn its facts where they are not known yet."""
+        try:
+            await self._get(engine, "/health")
+            if engine.version is None:
+                await self._learn(engine)
+        except EngineError as error:
+            engine.failed_probes += 1
+            if engine.healthy and engine.failed_probes >= _FAILED_PROBES:
+                engine.healthy = False
+                _log.warning("engine is unhealthy", extra={"engine": engine.spec.name, "error": str(error)})
+            return
+        engine.failed_probes = 0
+        if not engine.healthy:
+            engine.healthy = True
+            _log.info("engine is healthy", extra={"engine": engine.spec.name, "pod_uid": engine.spec.pod_uid})
+
+    async def _learn(self, engine: Engine) -> None:
+        metrics = (await self._get(engine, "/metrics")).decode("utf-8", "replace")
+        engine.block_size = exposition.block_size(metrics)
+        try:
+            models = orjson.loads(await self._get(engine, "/v1/models"))["data"]
+            engine.models = tuple(str(model["id"]) for model in models)
+            lengths = [int(model["max_model_len"]) for model in models if model.get("max_model_len")]
+            engine.max_model_len = max(lengths, default=None)
+            engine.version = str(orjson.loads(await self._get(engine, "/version"))["version"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineFailed(
+                engine.spec.name, f"answers that are not an engine's ({type(error).__name__})"
+            ) from error
+
+    async def _get(self, engine: Engine, path: str) -> bytes:
+        async with self._send(engine, "GET", path, None, {}, seconds=_PROBE_SECONDS) as response:
+            return (await self._whole(engine.spec.name, response)).body
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        name: str,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: Mapping[str, str],
+        *,
+        seconds: float | None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        engine = self._engines.get(name)
+        if engine is None:
+            raise EngineUnreachable(name, "no longer there")
+        engine.load += 1
+        try:
+            async with self._send(engine, method, path, data, headers, seconds=seconds) as response:
+                yield response
+        except EngineUnreachable:
+            engine.healthy = False
+            raise
+        finally:
+            engine.load -= 1
+
+    @asynccontextmanager
+    async def _send(
+        self,
+        engine: Engine,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: Mapping[str, str],
+        *,
+        seconds: float | None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        name = engine.spec.name
+        limits = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect_seconds)
+        try:
+            response = await self._session.request(
+                method,
+                engine.spec.url + path,
+                data=data,
+                headers=headers,
+                timeout=limits,
+                allow_redirects=False,
+                read_bufsize=_READ_BYTES,
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise EngineUnreachable(name, type(error).__name__) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineFailed(name, type(error).__name__) from error
+        try:
+            yield response
+        finally:
+            # An answer that was read to its end has given its connection back already; one that was not must not.
+            response.close()
+
+    async def _whole(self, name: str, response: aiohttp.ClientResponse) -> Answer:
+        try:
+            body = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineFailed(name, type(error).__name__) from error
+        content_type = response.headers.get("Content-Type", "application/json")
+        if response.status >= 500:
+            raise EngineFailed(name, f"status {response.status}")
+        if response.status >= 400:
+            raise EngineRejected(name, response.status, body, content_type)
+        return Answer(response.status, content_type, body)
+
+
+def open_session() -> aiohttp.ClientSession:
+    """The session that ``Engines`` uses: no bound on connections, no decompression, no cookies."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Accept-Encoding"),
+        auto_decompress=False,
+    )
+
+
+def roles(engines: Engines, role: Role) -> list[Engine]:
+    """The engines of ``role``."""
+    return [engine for engine in engines if engine.spec.role is role]

@@ -1,0 +1,28 @@
+"""Reading an engine's Prometheus text: the few figures that the router goes by. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_BLOCK_SIZE = re.compile(r'^vllm:cache_config_info\{[^}]*\bblock_size="(\d+)"', re.MULTILINE)
+BYTES_TRANSFERRED = "vllm:nixl_bytes_transferred_sum"
+"""Counted by the engine that reads: decode to prefill on prefill, prefill to decode on decode."""
+
+
+def block_size(text: str) -> int | None:
+    """Tokens in a KV block, where the engine says."""
+    match = _BLOCK_SIZE.search(text)
+    return int(match[1]) if match else None
+
+
+def total(text: str, name: str) -> float | None:
+    """The sum of the samples of ``name`` over all their labels; None where there is none."""
+    found: float | None = None
+    for line in text.splitlines():
+        if line.startswith(name) and line[len(name) : len(name) + 1] in ("{", " "):
+            try:
+                value = float(line.rsplit(" ", 1)[1])
+            except ValueError:
+                continue
+            found = value + (found or 0.0)
+    return found

@@ -1,0 +1,39 @@
+"""Header names, and which headers cross the router. Pure.
+
+Nothing a client sends goes to an engine but its content type, trace context and request id; nothing an engine sends
+goes to the client but its content type. Everything else is the router's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+PATH = "X-Kvloop-Path"
+REASON = "X-Kvloop-Reason"
+REUSED_TOKENS = "X-Kvloop-Reused-Tokens"
+PREFILL = "X-Kvloop-Prefill"
+DECODE = "X-Kvloop-Decode"
+REQUEST_ID = "X-Request-Id"
+CONVERSATION_ID = "X-Conversation-ID"
+
+_TRACE_CONTEXT = ("traceparent", "tracestate")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:+=@/-]{1,128}")
+
+
+def request_id(offered: str | None, fresh: str) -> str:
+    """The client's own request id where it is short and printable, else ``fresh``."""
+    return offered if offered and _REQUEST_ID.fullmatch(offered) else fresh
+
+
+def upstream(incoming: Mapping[str, str], request: str, content_type: str = "application/json") -> dict[str, str]:
+    """The headers of a leg."""
+    headers = {"Content-Type": content_type, REQUEST_ID: request}
+    headers.update((name, incoming[name]) for name in _TRACE_CONTEXT if name in incoming)
+    return headers
+
+
+def bearer(authorization: str | None) -> str | None:
+    """The key in an ``Authorization: Bearer`` header, or None."""
+    scheme, _, key = (authorization or "").partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None

@@ -1,0 +1,100 @@
+"""The router's metrics. Nothing else imports prometheus_client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from kvloop_connector.lifecycle import State
+from kvloop_router.engines import Engine
+from kvloop_router.pairs import PairReport, Verdict
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PREFIX = "kvloop_router_"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_VERDICTS = {Verdict.VERIFIED: 1.0, Verdict.UNKNOWN: 0.0, Verdict.FAILED: -1.0}
+
+
+class Metrics:
+    """All counters and histograms, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.turns = self._counter("turns", "Turns that ended, by how their prompt's KV came about.", "path", "reason")
+        self.requests = self._counter("requests", "Answers, by API and status.", "api", "status")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of turns, where they are known.", "path")
+        self.reused_tokens = self._counter("reused_tokens", "Prompt tokens that were not computed, thanks to a handle.")
+        self.handles = self._counter("handles", "What became of KV handles.", "event")
+        self.no_handle = self._counter("no_handle", "Turns that left nothing to reuse.", "reason")
+        self.retries = self._counter("retries", "Legs that were sent again.", "leg")
+        self.disconnects = self._counter("client_disconnects", "Clients that left before their answer's end.", "phase")
+        self.breaks = self._counter("upstream_breaks", "Answers that ended before their end.", "engine")
+        self.ttft = self._histogram(
+            "time_to_first_token_seconds", "From the request to the answer's first byte.", "path"
+        )
+        self.legs = self._histogram("leg_seconds", "Duration of a leg.", "leg", "outcome")
+
+    def handle_ended(self, state: State) -> None:
+        """A kept handle has reached a final state. Released ones are counted when it is done."""
+        if state is not State.RELEASED:
+            self.handles.labels(state.value).inc()
+
+    def observe(
+        self,
+        *,
+        engines: Callable[[], Iterable[Engine]],
+        pairs: Callable[[], Iterable[PairReport]],
+        handles: Callable[[], int],
+        turns: Callable[[], int],
+    ) -> None:
+        """Add gauges that are read from live state at each scrape, so that what is gone leaves no series."""
+        self.registry.register(_Live(engines, pairs, handles, turns))
+
+    def expose(self) -> bytes:
+        """The Prometheus text."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(_PREFIX + name, text, labels, registry=self.registry, buckets=_SECONDS)
+
+
+class _Live(Collector):
+    def __init__(
+        self,
+        engines: Callable[[], Iterable[Engine]],
+        pairs: Callable[[], Iterable[PairReport]],
+        handles: Callable[[], int],
+        turns: Callable[[], int],
+    ) -> None:
+        self._engines = engines
+        self._pairs = pairs
+        self._handles = handles
+        self._turns = turns
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        load = GaugeMetricFamily(
+            _PREFIX + "engine_load", "Requests of this router there now.", labels=["engine", "role"]
+        )
+        healthy = GaugeMetricFamily(
+            _PREFIX + "engine_healthy", "1: gets turns; 0: does not.", labels=["engine", "role", "kv_revision"]
+        )
+        for engine in self._engines():
+            spec = engine.spec
+            load.add_metric([spec.name, spec.role], engine.load)
+            healthy.add_metric([spec.name, spec.role, spec.kv_revision], float(engine.healthy))
+        verified = GaugeMetricFamily(
+            _PREFIX + "pair_verified",
+            "Whether KV was seen to move both ways: 1 yes, 0 not known, -1 no.",
+            labels=["prefill", "decode"],
+        )
+        for report in self._pairs():
+            verified.add_metric([report.prefill.name, report.decode.name], _VERDICTS[report.verdict])
+        live = GaugeMetricFamily(_PREFIX + "live_handles", "Handles that are kept.", value=self._handles())
+        running = GaugeMetricFamily(_PREFIX + "running_turns", "Turns that are running.", value=self._turns())
+        yield from (load, healthy, verified, live, running)

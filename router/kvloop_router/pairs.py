@@ -1,0 +1,97 @@
+"""What is known of KV transfer between each prefill and each decode engine, and of the engines' tokenizer. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from kvloop_connector.settings import Role
+from kvloop_router.discovery import EngineSpec
+
+
+class Verdict(StrEnum):
+    """Whether KV was seen to move between two engines."""
+
+    UNKNOWN = "unknown"
+    VERIFIED = "verified"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class PairReport:
+    """The last canary of a pair.
+
+    to_decode_bytes, to_prefill_bytes: what the engines counted. streams: whether a streamed answer carried the
+    handle; None where it was not tried. attempts: canaries played. detail: what was wrong; empty where nothing was.
+    """
+
+    prefill: EngineSpec
+    decode: EngineSpec
+    verdict: Verdict = Verdict.UNKNOWN
+    to_decode_bytes: int = 0
+    to_prefill_bytes: int = 0
+    streams: bool | None = None
+    attempts: int = 0
+    detail: str = ""
+
+
+class Pairs:
+    """The reports on all pairs of engines with the same KV revision."""
+
+    def __init__(self) -> None:
+        self._reports: dict[tuple[str, str], PairReport] = {}
+
+    def update(self, specs: Iterable[EngineSpec]) -> None:
+        """Take over what discovery says; a pair of which either process is new is unknown again."""
+        specs = tuple(specs)
+        reports: dict[tuple[str, str], PairReport] = {}
+        for prefill in specs:
+            for decode in specs:
+                if (prefill.role, decode.role) != (Role.PREFILL, Role.DECODE):
+                    continue
+                if prefill.kv_revision != decode.kv_revision:
+                    continue
+                key = (prefill.name, decode.name)
+                known = self._reports.get(key)
+                same = known is not None and (known.prefill, known.decode) == (prefill, decode)
+                reports[key] = known if known is not None and same else PairReport(prefill, decode)
+        self._reports = reports
+
+    def reports(self) -> tuple[PairReport, ...]:
+        """All reports."""
+        return tuple(self._reports.values())
+
+    def record(self, report: PairReport) -> None:
+        """Take over a canary's report, unless one of its engines has changed since."""
+        key = (report.prefill.name, report.decode.name)
+        known = self._reports.get(key)
+        if known is not None and (known.prefill, known.decode) == (report.prefill, report.decode):
+            self._reports[key] = replace(report, attempts=known.attempts + 1)
+
+    def usable(self, prefill: str, decode: str) -> bool:
+        """Whether a handle may go between these two: all but those that are known to fail."""
+        report = self._reports.get((prefill, decode))
+        return report is not None and report.verdict is not Verdict.FAILED
+
+
+class Templates:
+    """Whether the engines' ``/tokenize`` renders a request as its API does, by the request's shape.
+
+    Learnt from a cold prefill leg that says which ids it rendered. Until then, and where it does not, no ids are sent
+    and nothing is reused: a prompt of other tokens than the engine's own would be another prompt.
+    """
+
+    def __init__(self) -> None:
+        self._agrees: dict[tuple[str, ...], bool] = {}
+
+    def agrees(self, shape: tuple[str, ...]) -> bool | None:
+        """What is known of this shape; None: nothing yet."""
+        return self._agrees.get(shape)
+
+    def learn(self, shape: tuple[str, ...], tokenized: Sequence[int], rendered: Sequence[int]) -> bool:
+        """Record whether the two are equal."""
+        agrees = list(tokenized) == list(rendered)
+        # A disagreement once seen stays: it can depend on what the shape leaves out.
+        self._agrees[shape] = agrees and self._agrees.get(shape, True)
+        return agrees

@@ -1,0 +1,116 @@
+"""Which engines serve a turn: pure functions over a snapshot of them. Chance is an argument.
+
+Power of two on load: of two engines drawn at random the less loaded one. Prefill and decode always have the same KV
+revision; a handle's turn stays at the decode engine that issued it where that still serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from kvloop_connector.settings import Role
+from kvloop_router.errors import Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine as the policy sees it.
+
+    load: turns that this router runs there now.
+    serving: it is healthy and may get new turns. present: its process may still be read from.
+    """
+
+    name: str
+    role: Role
+    pod_uid: str
+    kv_revision: str
+    load: int
+    serving: bool
+    present: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The engines of one turn, by name."""
+
+    prefill: str
+    decode: str
+
+
+def choose_pair(
+    engines: Collection[Candidate],
+    random: Random,
+    *,
+    issuer: str | None = None,
+    revision: str | None = None,
+    avoid_prefill: Collection[str] = (),
+    avoid_decode: Collection[str] = (),
+    usable: Callable[[str, str], bool] = lambda prefill, decode: True,
+) -> Pair:
+    """A prefill and a decode engine of the same KV revision. Raises Unavailable.
+
+    issuer: pod UID of the decode engine that holds the conversation; preferred for the decode leg, never for prefill.
+    revision: only engines of it. avoid_*: names to pass over as long as there is another engine.
+    usable: whether a pair of names may be used; pairs that may not are passed over as long as there is another.
+    """
+    served = [revision] if revision is not None else _revisions(engines, random)
+    for candidate in served:
+        prefills = _serving(engines, Role.PREFILL, candidate)
+        decodes = _serving(engines, Role.DECODE, candidate)
+        if not prefills or not decodes:
+            continue
+        home = [engine for engine in decodes if engine.pod_uid == issuer and engine.name not in avoid_decode]
+        decode = home[0] if home else _two(_spare(decodes, avoid_decode), random)
+        paired = [engine for engine in prefills if usable(engine.name, decode.name)] or prefills
+        return Pair(prefill=_two(_spare(paired, avoid_prefill), random).name, decode=decode.name)
+    raise Unavailable(*why_unavailable(engines))
+
+
+def choose_one(engines: Collection[Candidate], random: Random, role: Role, avoid: Collection[str] = ()) -> str:
+    """The name of an engine of ``role``. Raises Unavailable."""
+    serving = [engine for engine in engines if engine.role is role and engine.serving]
+    if not serving:
+        raise Unavailable(*why_unavailable(engines))
+    return _two(_spare(serving, avoid), random).name
+
+
+def has_pair(engines: Collection[Candidate]) -> bool:
+    """Whether some KV revision has a serving engine of each role."""
+    return any(_serving(engines, Role.PREFILL, engine.kv_revision) for engine in engines if _decodes(engine))
+
+
+def why_unavailable(engines: Collection[Candidate]) -> tuple[str, str]:
+    """A reason and a message for why there is no pair."""
+    for role in (Role.PREFILL, Role.DECODE):
+        of_role = [engine for engine in engines if engine.role is role]
+        if not of_role:
+            return f"no_{role}", f"There is no {role} engine."
+        if not any(engine.serving for engine in of_role):
+            return f"{role}_unhealthy", f"No {role} engine is healthy."
+    return "no_common_revision", "No prefill and decode engine have the same KV revision."
+
+
+def _decodes(engine: Candidate) -> bool:
+    return engine.role is Role.DECODE and engine.serving
+
+
+def _serving(engines: Collection[Candidate], role: Role, revision: str) -> list[Candidate]:
+    return [engine for engine in engines if engine.role is role and engine.serving and engine.kv_revision == revision]
+
+
+def _revisions(engines: Collection[Candidate], random: Random) -> list[str]:
+    """Revisions in an order in which each comes first as often as its share of the decode engines."""
+    revisions = sorted(engine.kv_revision for engine in engines if _decodes(engine))
+    random.shuffle(revisions)
+    return list(dict.fromkeys(revisions))
+
+
+def _spare(engines: Sequence[Candidate], avoid: Collection[str]) -> Sequence[Candidate]:
+    return [engine for engine in engines if engine.name not in avoid] or engines
+
+
+def _two(engines: Sequence[Candidate], random: Random) -> Candidate:
+    drawn = engines if len(engines) < 2 else random.sample(list(engines), 2)
+    return min(drawn, key=lambda engine: engine.load)

@@ -1,0 +1,208 @@
+"""Copies an engine's answer to the client: bytes as they are, but for the handle and the token ids that are cut out.
+
+The first byte that goes downstream is the point of no return. Before it, a failure can be tried again elsewhere; after
+it, an answer that does not end well is cut off, so that no client takes it for a short one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+
+from kvloop_router import splice, sse
+from kvloop_router.engines import Answer, Upstream
+from kvloop_router.errors import EngineFailed, StreamBroken
+
+_DONE = b"data: [DONE]"
+_SERVER_ERROR = 500
+
+
+class ClientGone(Exception):
+    """The client has closed its connection."""
+
+
+class Downstream(Protocol):
+    """The client's side of an answer."""
+
+    @property
+    def started(self) -> bool:
+        """Whether a first byte was sent."""
+        ...
+
+    async def start(self, status: int, content_type: str) -> None:
+        """Send status and headers."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes of the body. Raises ClientGone."""
+        ...
+
+    async def end(self) -> None:
+        """The body is complete. Raises ClientGone."""
+        ...
+
+
+@dataclass(slots=True)
+class Ended:
+    """What an answer told about its turn.
+
+    error: the status in an error event; 0 without one.
+    held_up: seconds for which the client, by reading slowly, kept the router from reading the engine.
+    """
+
+    handle: Mapping[str, Any] | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] = field(default_factory=list)
+    finish_reasons: dict[int, str] = field(default_factory=dict)
+    content: bool = False
+    error: int = 0
+    done: bool = False
+    held_up: float = 0.0
+
+    def add(self, part: splice.Stripped) -> None:
+        """Take over what one event, or the whole body, says."""
+        self.handle = part.handle or self.handle
+        self.prompt_token_ids = part.prompt_token_ids or self.prompt_token_ids
+        self.token_ids += part.token_ids.get(0, ())
+        self.finish_reasons |= part.finish_reasons
+        self.content = self.content or part.has_content
+
+    @property
+    def aborted_empty(self) -> bool:
+        """A draining engine's answer: status 200, nothing in it."""
+        nothing = not self.content and not self.token_ids
+        return nothing and bool(self.finish_reasons) and set(self.finish_reasons.values()) == {"abort"}
+
+
+Finished = Callable[[Ended], Awaitable[None]]
+"""Called once, when the handle is known and before the client can know that the turn has ended."""
+
+
+async def whole(answer: Answer, engine: str, *, keep_token_ids: bool, finished: Finished) -> tuple[bytes, Ended]:
+    """The body for the client of an answer that came as one. Raises EngineFailed where it is no answer."""
+    ended = Ended(done=True)
+    try:
+        part = splice.strip(answer.body, keep_token_ids=keep_token_ids)
+    except splice.UnreadableAnswer as error:
+        raise EngineFailed(engine, "an answer that is not JSON") from error
+    ended.add(part)
+    if ended.aborted_empty:
+        raise EngineFailed(engine, "draining")
+    await finished(ended)
+    return part.data, ended
+
+
+async def stream(
+    upstream: Upstream,
+    downstream: Downstream,
+    *,
+    keep_token_ids: bool,
+    finished: Finished,
+    clock: Callable[[], float],
+) -> Ended:
+    """Copy a stream of events to its end. Raises EngineFailed before the first byte, StreamBroken after it.
+
+    Nothing is sent until the first event with an answer in it: until then the turn can go elsewhere.
+    """
+    ended = Ended()
+    events = sse.Events()
+    held: list[bytes] = []
+    told = False
+    while data := await _read(upstream, downstream):
+        for event in _events(events, data, upstream.engine):
+            event_data = _take(event, ended, upstream.engine, keep_token_ids=keep_token_ids)
+            if not downstream.started:
+                _refuse_failure(ended, upstream.engine)
+            if ended.handle is not None and not told:
+                told = True
+                await finished(ended)
+            held.append(event_data)
+        if ended.content or ended.finish_reasons or ended.token_ids or ended.done or ended.error:
+            await _send(downstream, held, upstream, ended, clock)
+    if not _complete(ended, events):
+        if downstream.started:
+            raise StreamBroken(upstream.engine, "the stream ended early")
+        raise EngineFailed(upstream.engine, "the stream ended before it began")
+    if not told:
+        await finished(ended)
+    await downstream.end()
+    return ended
+
+
+async def copy(upstream: Upstream, downstream: Downstream) -> None:
+    """Copy an answer to its end, as it is. Raises EngineFailed before the first byte, StreamBroken after it."""
+    while data := await _read(upstream, downstream):
+        if not downstream.started:
+            await downstream.start(upstream.status, upstream.content_type)
+        await downstream.write(data)
+    if not downstream.started:
+        await downstream.start(upstream.status, upstream.content_type)
+    await downstream.end()
+
+
+async def _read(upstream: Upstream, downstream: Downstream) -> bytes:
+    try:
+        return await upstream.read()
+    except StreamBroken as error:
+        if downstream.started:
+            raise
+        raise EngineFailed(upstream.engine, "the answer broke off before it began") from error
+
+
+def _events(events: sse.Events, data: bytes, engine: str) -> list[bytes]:
+    try:
+        return events.feed(data)
+    except sse.EventTooLarge as error:
+        raise StreamBroken(engine, "an event that is too large") from error
+
+
+def _take(event: bytes, ended: Ended, engine: str, *, keep_token_ids: bool) -> bytes:
+    if event.startswith(_DONE):
+        ended.done = True
+        return event
+    try:
+        part = splice.strip(event, keep_token_ids=keep_token_ids)
+    except splice.UnreadableAnswer as error:
+        raise StreamBroken(engine, "an event that is not JSON") from error
+    ended.add(part)
+    ended.error = _error_status(event) or ended.error
+    return part.data
+
+
+def _refuse_failure(ended: Ended, engine: str) -> None:
+    """Before the first byte, an engine's own error or a draining engine's empty answer is a failure like a 5xx."""
+    if ended.aborted_empty:
+        raise EngineFailed(engine, "draining")
+    if ended.error >= _SERVER_ERROR and not ended.content and not ended.token_ids:
+        raise EngineFailed(engine, f"error {ended.error} instead of an answer")
+
+
+def _error_status(event: bytes) -> int:
+    if not event.startswith(b'data: {"error"'):
+        return 0
+    try:
+        error = orjson.loads(event[len(b"data: ") :])["error"]
+    except orjson.JSONDecodeError:
+        return 0
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) else _SERVER_ERROR
+
+
+async def _send(
+    downstream: Downstream, held: list[bytes], upstream: Upstream, ended: Ended, clock: Callable[[], float]
+) -> None:
+    before = clock()
+    if not downstream.started:
+        await downstream.start(upstream.status, upstream.content_type)
+    if held:
+        await downstream.write(b"".join(held))
+        held.clear()
+    ended.held_up += clock() - before
+
+
+def _complete(ended: Ended, events: sse.Events) -> bool:
+    """Whether the stream said all it had to: the end mark, and why the answer ended (or an error instead)."""
+    return ended.done and not events.rest.strip() and bool(ended.finish_reasons or ended.error)

@@ -1,0 +1,124 @@
+"""Releasing handles that will not be used, so that their decode engine frees its memory at once.
+
+There is no call for it: the handle goes on any prefill leg of the same KV revision with ``remote_num_tokens: 0``; that
+engine pulls nothing and tells the issuer. It rides on the next cold prefill leg, or else on a one-token request of its
+own. Only handles that nobody took, or of which it is proven that nobody reads them, come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvloop_connector.handle import KVHandle
+from kvloop_router.store import Kept
+
+_ATTEMPTS = 2
+_WAIT_SECONDS = 1.0
+"""How long a handle waits for a leg to ride on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A handle to be released.
+
+    handle: as its issuer gave it. deadline: on the router's clock; past it there is nothing left to release.
+    """
+
+    handle: KVHandle
+    pod_uid: str
+    decode: str
+    kv_revision: str
+    deadline: float
+    due: float
+    attempts: int = 0
+
+    @property
+    def rider(self) -> KVHandle:
+        """What a prefill leg carries for it."""
+        return self.handle.released()
+
+
+class Releases:
+    """The handles that wait for their release, oldest first."""
+
+    def __init__(self, clock: Callable[[], float], done: Callable[[str], None] = lambda outcome: None) -> None:
+        self._clock = clock
+        self._done = done
+        self._pending: list[Pending] = []
+        self._added = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def add(self, kept: Kept) -> None:
+        """Have a kept handle released."""
+        self._push(kept.handle, kept.pod_uid, kept.decode, kept.kv_revision, kept.deadline)
+
+    def add_handle(self, handle: KVHandle, *, pod_uid: str, decode: str, kv_revision: str, deadline: float) -> None:
+        """Have a handle released that was never kept."""
+        self._push(handle, pod_uid, decode, kv_revision, deadline)
+
+    def rider(self, kv_revision: str, usable: Callable[[str], bool], prefer: str | None = None) -> Pending | None:
+        """A handle for a cold prefill leg of that revision to carry; it is the caller's from now on.
+
+        usable: whether the prefill engine can reach the decode engine of that name. prefer: a pod UID to look for
+        first.
+        """
+        self._forget_expired()
+        fitting = [item for item in self._pending if item.kv_revision == kv_revision and usable(item.decode)]
+        if not fitting:
+            return None
+        chosen = next((item for item in fitting if item.pod_uid == prefer), fitting[0])
+        self._pending.remove(chosen)
+        return chosen
+
+    def sent(self, item: Pending) -> None:
+        """The leg that carried it has succeeded: it is released."""
+        self._done("released")
+
+    def failed(self, item: Pending) -> None:
+        """The leg that carried it has failed: try once more, by itself."""
+        if item.attempts + 1 >= _ATTEMPTS:
+            self._done("lost")
+            return
+        again = Pending(
+            item.handle, item.pod_uid, item.decode, item.kv_revision, item.deadline, self._clock(), item.attempts + 1
+        )
+        self._pending.append(again)
+        self._added.set()
+
+    def orphan(self, pod_uid: str) -> None:
+        """The process is gone, and with it what it retained."""
+        self._pending = [item for item in self._pending if item.pod_uid != pod_uid]
+
+    def next_due(self) -> Pending | None:
+        """A handle that has waited long enough; it is the caller's from now on."""
+        self._forget_expired()
+        now = self._clock()
+        for item in self._pending:
+            if item.due <= now:
+                self._pending.remove(item)
+                return item
+        return None
+
+    async def wait(self) -> None:
+        """Wait until a handle may be due."""
+        if not self._pending:
+            self._added.clear()
+            await self._added.wait()
+        wait = min((item.due for item in self._pending), default=0.0) - self._clock()
+        if wait > 0:
+            await asyncio.sleep(wait)
+
+    def _push(self, handle: KVHandle, pod_uid: str, decode: str, kv_revision: str, deadline: float) -> None:
+        now = self._clock()
+        if deadline <= now:
+            return
+        self._pending.append(Pending(handle, pod_uid, decode, kv_revision, deadline, now + _WAIT_SECONDS))
+        self._added.set()
+
+    def _forget_expired(self) -> None:
+        now = self._clock()
+        self._pending = [item for item in self._pending if item.deadline > now]

@@ -1,0 +1,199 @@
+"""Finding a handle for a turn, proving how far it may be used, and keeping the one that the turn leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvloop_connector.digest import retain, reusable_tokens
+from kvloop_connector.errors import InvalidHandle
+from kvloop_connector.handle import KVHandle
+from kvloop_router.config import Config
+from kvloop_router.engines import Engine, Engines
+from kvloop_router.relay import Ended
+from kvloop_router.release import Releases
+from kvloop_router.request import Request
+from kvloop_router.scope import Scope
+from kvloop_router.store import Absence, HandleStore, Kept, Match, Query, packed
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A handle that was proven to hold the first ``tokens`` tokens of the new prompt.
+
+    grant: the number under which the store granted it; 0 until it is taken.
+    """
+
+    kept: Kept
+    tokens: int
+    grant: int = 0
+
+    @property
+    def handle(self) -> KVHandle:
+        """What the prefill leg pulls: no more than was proven. Handles of several KV groups are used whole."""
+        handle = self.kept.handle
+        return handle if handle.kv_groups > 1 else handle.trimmed(self.tokens, self.kept.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The handles that a turn may use, the longest prefix first; ``reason`` is why there is none."""
+
+    options: tuple[Option, ...]
+    reason: str
+
+
+class Reuse:
+    """The store, the proof, and the release of what is not used."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: HandleStore,
+        releases: Releases,
+        engines: Engines,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._releases = releases
+        self._engines = engines
+        self._clock = clock
+
+    async def find(self, query: Query, scope: Scope, token_ids: Sequence[int] | None, why_unprovable: str) -> Options:
+        """The handles that this turn may use. What is certainly this conversation's and of no use is released.
+
+        token_ids: of the new prompt; None: nothing can be proven, for the reason given.
+        """
+        found = await self._store.find(query)
+        if not found.matches:
+            return Options((), found.absence)
+        if token_ids is None or not self._config.reuse:
+            await self._give_up(found.matches)
+            return Options((), why_unprovable if self._config.reuse else "off")
+        proven = [Option(match.kept, self._proven(match.kept, scope, token_ids)) for match in found.matches]
+        threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
+        usable = [option for option in proven if option.tokens >= threshold]
+        if usable:
+            return Options(tuple(sorted(usable, key=lambda option: option.tokens, reverse=True)), "")
+        await self._give_up(found.matches)
+        partly = any(option.tokens or not option.kept.retained.digests for option in proven)
+        return Options((), "below_threshold" if partly else "diverged")
+
+    async def keep(
+        self,
+        request: Request,
+        query: Query,
+        scope: Scope,
+        decode: Engine,
+        token_ids: Sequence[int] | None,
+        ended: Ended,
+    ) -> str:
+        """Keep the handle that a turn left, or release it where nothing can be proven of it.
+
+        token_ids: of the prompt; None where the router did not choose them. Gives why nothing was kept, or "".
+        """
+        reason = self._unusable(decode, ended) or await self._keep(request, query, scope, decode, token_ids, ended)
+        if reason:
+            await self._store.note_absent(
+                query, Absence.BELOW_THRESHOLD if reason == "below_threshold" else Absence.NO_HANDLE
+            )
+        return reason
+
+    async def end(self, scope: Scope, conversation: str) -> int:
+        """Release all that is kept of a conversation; gives how many handles."""
+        ended = await self._store.end(scope.ident, conversation)
+        for kept in ended:
+            self._releases.add(kept)
+        return len(ended)
+
+    def _proven(self, kept: Kept, scope: Scope, token_ids: Sequence[int]) -> int:
+        groups = [sum(count for _, count in runs) for runs in kept.blocks]
+        if len(groups) > 1 and not self._config.engine.multi_group_reuse:
+            return 0
+        return reusable_tokens(
+            kept.retained,
+            token_ids,
+            key=scope.token_key(kept.kv_revision),
+            block_size=kept.block_size,
+            remote_num_tokens=int(kept.params["remote_num_tokens"]),
+            blocks_per_group=groups,
+        )
+
+    async def _give_up(self, matches: Sequence[Match]) -> None:
+        """Release what is certainly this conversation's; another one may still want the rest."""
+        for match in matches:
+            if match.certain and await self._store.withdraw(match.kept.ident):
+                self._releases.add(match.kept)
+
+    def _unusable(self, decode: Engine, ended: Ended) -> str:
+        if ended.handle is None:
+            return "none_returned"
+        if self._engines.get(decode.spec.name) is not decode:
+            return "engine_gone"
+        return ""
+
+    async def _keep(
+        self,
+        request: Request,
+        query: Query,
+        scope: Scope,
+        decode: Engine,
+        token_ids: Sequence[int] | None,
+        ended: Ended,
+    ) -> str:
+        try:
+            handle = KVHandle.parse(ended.handle)
+        except InvalidHandle:
+            return "malformed"
+        deadline = self._clock() - ended.held_up + self._config.handle_ttl_seconds
+        prompt = token_ids if token_ids is not None else ended.prompt_token_ids
+        reason = self._not_worth_keeping(request, decode, handle, prompt)
+        if not reason and prompt is not None and decode.block_size is not None:
+            retained = retain(
+                scope.token_key(decode.spec.kv_revision),
+                [*prompt, *ended.token_ids],
+                handle.num_tokens,
+                decode.block_size,
+            )
+            params, blocks = packed(handle)
+            kept = Kept(
+                tenant_scope=scope.ident,
+                decode=decode.spec.name,
+                pod_uid=decode.spec.pod_uid,
+                kv_revision=decode.spec.kv_revision,
+                params=params,
+                blocks=blocks,
+                retained=retained,
+                block_size=decode.block_size,
+                trail=query.trail,
+                conversation=query.conversation,
+                deadline=deadline,
+            )
+            for superseded in await self._store.put(kept):
+                self._releases.add(superseded)
+            return ""
+        self._releases.add_handle(
+            handle,
+            pod_uid=decode.spec.pod_uid,
+            decode=decode.spec.name,
+            kv_revision=decode.spec.kv_revision,
+            deadline=deadline,
+        )
+        return reason
+
+    def _not_worth_keeping(
+        self, request: Request, decode: Engine, handle: KVHandle, prompt: Sequence[int] | None
+    ) -> str:
+        if not request.provable:
+            return "api"
+        if prompt is None:
+            return "no_token_ids"
+        if decode.block_size is None:
+            return "block_size_unknown"
+        if handle.kv_groups > 1 and not self._config.engine.multi_group_reuse:
+            return "kv_groups"
+        threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
+        if handle.num_tokens < threshold:
+            return "below_threshold"
+        return ""

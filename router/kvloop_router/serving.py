@@ -1,0 +1,174 @@
+"""Puts the parts together: the one place where clocks, chance, sockets and files are chosen."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from aiohttp import web
+
+from kvloop_router import legs
+from kvloop_router.admin import AdminApi
+from kvloop_router.api import PublicApi
+from kvloop_router.background import Background
+from kvloop_router.canary import Canary
+from kvloop_router.config import Config, read_api_keys, read_digest_key, read_token
+from kvloop_router.discovery import EngineSpec, watch
+from kvloop_router.engines import Engines, open_session
+from kvloop_router.errors import EngineError, Unavailable
+from kvloop_router.headers import upstream
+from kvloop_router.metrics import Metrics
+from kvloop_router.pairs import Pairs, Templates
+from kvloop_router.policy import choose_pair
+from kvloop_router.release import Pending, Releases
+from kvloop_router.request import Api
+from kvloop_router.state import State
+from kvloop_router.store import MemoryStore
+from kvloop_router.turn import Turns
+from kvloop_router.turn_log import TurnLog
+
+_log = logging.getLogger(__name__)
+_DISCOVERY_SECONDS = 0.5
+_HEALTH_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """A router that serves. ``address``, ``admin_address``: where it listens."""
+
+    address: tuple[str, int]
+    admin_address: tuple[str, int]
+    config: Config
+    state: State
+    engines: Engines
+    pairs: Pairs
+    store: MemoryStore
+    releases: Releases
+    background: Background
+
+    async def drained(self) -> None:
+        """Take no new turns, and wait until the running ones have ended."""
+        self.state.draining = True
+        await self.state.drained()
+
+
+@asynccontextmanager
+async def serving(
+    config: Config, *, clock: Callable[[], float] = time.monotonic, random: Random | None = None
+) -> AsyncIterator[Router]:
+    """A router that serves until the context is left, which cuts off what still runs. Raises InvalidConfig."""
+    secret = read_digest_key(Path(config.digest_key_file))
+    token = read_token(Path(config.admin.token_file))
+    api_keys = read_api_keys(Path(config.api_keys_file)) if config.api_keys_file else frozenset()
+    random = random or Random()  # noqa: S311  it spreads load
+    metrics, log, pairs, background = Metrics(), TurnLog(), Pairs(), Background()
+    state = State(time.time(), random)
+    store = MemoryStore(max_handles=config.handle_store.max_handles, clock=clock, ended=metrics.handle_ended)
+    releases = Releases(clock, lambda outcome: metrics.handles.labels(outcome).inc())
+
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(open_session())
+        engines = Engines(session, connect_seconds=config.timeouts.connect_seconds)
+        stack.push_async_callback(background.close)
+        metrics.observe(
+            engines=lambda: tuple(engines),
+            pairs=pairs.reports,
+            handles=lambda: len(store),
+            turns=lambda: state.turns,
+        )
+        turns = Turns(
+            config=config,
+            engines=engines,
+            store=store,
+            releases=releases,
+            pairs=pairs,
+            templates=Templates(),
+            metrics=metrics,
+            background=background,
+            clock=clock,
+            random=random,
+        )
+        public = PublicApi(
+            config=config,
+            secret=secret,
+            api_keys=api_keys,
+            engines=engines,
+            turns=turns,
+            state=state,
+            log=log,
+            metrics=metrics,
+            clock=clock,
+        )
+        admin = AdminApi(token=token, engines=engines, pairs=pairs, store=store, state=state, log=log, clock=clock)
+
+        async def discovered(specs: tuple[EngineSpec, ...]) -> None:
+            for pod_uid in engines.update(specs):
+                releases.orphan(pod_uid)
+                await store.orphan(pod_uid)
+            pairs.update(specs)
+
+        background.start(watch(Path(config.discovery.file), discovered, interval=_DISCOVERY_SECONDS), "discovery")
+        background.start(engines.watch(interval=_HEALTH_SECONDS), "health checks")
+        background.start(_release(releases, engines, pairs, config, random), "releases")
+        if config.canary.enabled:
+            canary = Canary(config=config, engines=engines, pairs=pairs, releases=releases, clock=clock, random=random)
+            background.start(canary.run(), "canary")
+        yield Router(
+            address=await _listen(stack, public.application(), config.listen.host, config.listen.port),
+            admin_address=await _listen(stack, admin.application(), config.admin.host, config.admin.port),
+            config=config,
+            state=state,
+            engines=engines,
+            pairs=pairs,
+            store=store,
+            releases=releases,
+            background=background,
+        )
+
+
+async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: int) -> tuple[str, int]:
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    site = web.TCPSite(runner, host, port)
+    await site.start()
+    bound: tuple[str, int] = runner.addresses[0][:2]
+    return bound
+
+
+async def _release(releases: Releases, engines: Engines, pairs: Pairs, config: Config, random: Random) -> None:
+    """Send a filler request for each handle that found no leg to ride on."""
+    while True:
+        await releases.wait()
+        item = releases.next_due()
+        if item is not None:
+            await _fill(item, releases, engines, pairs, config, random)
+
+
+async def _fill(
+    item: Pending, releases: Releases, engines: Engines, pairs: Pairs, config: Config, random: Random
+) -> None:
+    try:
+        pair = choose_pair(
+            engines.snapshot(),
+            random,
+            revision=item.kv_revision,
+            usable=lambda prefill, decode: pairs.usable(prefill, item.decode),
+        )
+        await engines.complete(
+            pair.prefill,
+            Api.COMPLETIONS,
+            legs.filler(config.model.served_name, item.handle),
+            upstream({}, f"release-{item.handle.request_id}"),
+            seconds=config.timeouts.prefill_seconds,
+        )
+    except (EngineError, Unavailable) as error:
+        _log.info("a handle was not released", extra={"error": str(error)})
+        releases.failed(item)
+    else:
+        releases.sent(item)

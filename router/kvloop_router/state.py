@@ -1,0 +1,41 @@
+"""What the whole process is at: running turns, and whether it is shutting down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+
+class State:
+    """Shared by all handlers. ``started``: Unix time."""
+
+    def __init__(self, started: float, random: Random) -> None:
+        self.started = started
+        self.random = random
+        self.draining = False
+        self._turns = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def turns(self) -> int:
+        """Turns that are running."""
+        return self._turns
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Count a turn for as long as it runs."""
+        self._turns += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._turns -= 1
+            if self._turns == 0:
+                self._idle.set()
+
+    async def drained(self) -> None:
+        """Wait until no turn runs."""
+        await self._idle.wait()

@@ -1,0 +1,431 @@
+"""A turn. Start reading here.
+
+::
+
+    find a handle ─▶ tokens of the new prompt ─▶ proof ─▶ choose engines ─▶ take
+      ─▶ prefill leg (pulls from decode what was proven, computes the rest)
+      ─▶ decode leg (pulls from prefill) ─▶ relay ─▶ keep the new handle
+
+A prefill leg runs to its end even if its client leaves: cancelling it can end the engine, and what it used is used.
+A decode leg is never sent without its prefill leg's own parameters, and each prefill leg has one decode leg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import orjson
+
+from kvloop_connector.settings import Role
+from kvloop_router import history, legs, relay
+from kvloop_router.background import Background
+from kvloop_router.config import Config
+from kvloop_router.engines import Engine, Engines
+from kvloop_router.errors import (
+    EngineError,
+    EngineFailed,
+    EngineRejected,
+    EngineUnreachable,
+    StreamBroken,
+    Unavailable,
+)
+from kvloop_router.metrics import Metrics
+from kvloop_router.pairs import Pairs, Templates
+from kvloop_router.policy import Pair, choose_one, choose_pair
+from kvloop_router.relay import Downstream, Ended
+from kvloop_router.release import Pending, Releases
+from kvloop_router.request import Request, too_long
+from kvloop_router.reuse import Option, Options, Reuse
+from kvloop_router.scope import Scope
+from kvloop_router.store import HandleStore, Query
+from kvloop_router.turn_log import TurnReport
+
+_DECODE_ATTEMPTS = 2
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn on its way.
+
+    headers: of its legs. token_ids: of the prompt, that both legs use; None where the engine renders it.
+    learning: whether the prefill leg is to say which ids it rendered.
+    tried: names of engines at which a leg of this turn failed.
+    """
+
+    request: Request
+    scope: Scope
+    query: Query
+    headers: Mapping[str, str]
+    report: TurnReport
+    token_ids: Sequence[int] | None = None
+    tokenized: Sequence[int] | None = None
+    learning: bool = False
+    tried: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prefill leg that succeeded. ``params``: for the decode leg; None where the engine gave none."""
+
+    params: Mapping[str, Any] | None
+    rendered: Sequence[int] | None
+
+
+class Turns:
+    """Plays turns. Everything it depends on is handed in."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        engines: Engines,
+        store: HandleStore,
+        releases: Releases,
+        pairs: Pairs,
+        templates: Templates,
+        metrics: Metrics,
+        background: Background,
+        clock: Callable[[], float],
+        random: Random,
+    ) -> None:
+        self._config = config
+        self._engines = engines
+        self._store = store
+        self._releases = releases
+        self._pairs = pairs
+        self._templates = templates
+        self._metrics = metrics
+        self._background = background
+        self._clock = clock
+        self._random = random
+        self._reuse = Reuse(config, store, releases, engines, clock)
+
+    async def end_conversation(self, scope: Scope, conversation: str) -> int:
+        """Release all that is kept of a conversation; gives how many handles."""
+        return await self._reuse.end(scope, conversation)
+
+    async def play(
+        self, request: Request, scope: Scope, headers: Mapping[str, str], report: TurnReport, downstream: Downstream
+    ) -> bytes | None:
+        """Play a turn. A streamed answer goes to ``downstream``; any other is given back as its body.
+
+        Raises RequestError, Unavailable, EngineRejected or EngineFailed before the first byte, StreamBroken after it.
+        """
+        query = Query(scope.ident, request.conversation, history.trail(scope.history_key, request))
+        turn = Turn(request, scope, query, headers, report)
+        if request.plain:
+            return await self._play_plain(turn, downstream)
+        why_unprovable = await self._tokenize(turn)
+        found = await self._reuse.find(query, scope, turn.token_ids, why_unprovable)
+        return await self._play_legs(turn, found, downstream)
+
+    async def _play_plain(self, turn: Turn, downstream: Downstream) -> bytes | None:
+        """A request that no KV moves for goes to a decode engine as it is, which then retains nothing."""
+        turn.report.reason = "api"
+        for attempt in range(_DECODE_ATTEMPTS):
+            turn.report.decode = choose_one(self._engines.snapshot(), self._random, Role.DECODE, turn.tried)
+            try:
+                return await self._decode(turn, turn.report.decode, None, downstream)
+            except EngineError as error:
+                self._may_retry(turn, error, "decode", downstream, last=attempt + 1 == _DECODE_ATTEMPTS)
+        raise AssertionError("the last attempt raises")
+
+    async def _play_legs(self, turn: Turn, found: Options, downstream: Downstream) -> bytes | None:
+        pair, option, reason = await self._choose(turn, found)
+        turn.report.reason = reason
+        for attempt in range(_DECODE_ATTEMPTS):
+            pair, prefilled = await self._prefill(turn, pair, option)
+            option = None
+            try:
+                return await self._decode(turn, pair.decode, prefilled, downstream)
+            except EngineError as error:
+                self._may_retry(turn, error, "decode", downstream, last=attempt + 1 == _DECODE_ATTEMPTS)
+            turn.report.path, turn.report.reused_tokens, turn.report.reason = "cold", 0, "engine_failed"
+            pair = choose_pair(
+                self._engines.snapshot(), self._random, avoid_prefill=turn.tried, avoid_decode=turn.tried
+            )
+        raise AssertionError("the last attempt raises")
+
+    async def _tokenize(self, turn: Turn) -> str:
+        """Learn the prompt's token ids, and check that it fits the model. Gives why nothing can be proven, or "".
+
+        Raises RequestError for a prompt that does not fit, EngineRejected for one that the engine refuses.
+        """
+        request = turn.request
+        if not request.provable:
+            return "api"
+        body = legs.tokenize(request)
+        token_ids: list[int] | None
+        limit: int | None
+        if body is None:
+            token_ids, limit = list(request.body["prompt"]), self._longest()
+        else:
+            token_ids, limit = await self._token_ids(turn, body)
+        if token_ids is None:
+            return "no_token_ids"
+        turn.report.prompt_tokens = len(token_ids)
+        if limit is not None and (fault := too_long(len(token_ids), request.max_tokens, limit)) is not None:
+            raise fault
+        turn.tokenized = token_ids
+        agrees = True if body is None or "prompt" in body else self._templates.agrees(legs.shape(request))
+        turn.learning = agrees is None
+        if agrees:
+            turn.token_ids = token_ids
+        return "" if agrees else "template"
+
+    async def _token_ids(self, turn: Turn, body: Mapping[str, Any]) -> tuple[list[int] | None, int | None]:
+        """The ids and the longest prompt, as some engine says; (None, None) where no engine tells."""
+        failed: set[str] = set()
+        for _ in range(2):
+            name = choose_one(self._engines.snapshot(), self._random, Role.DECODE, failed)
+            try:
+                answer = await self._engines.complete(
+                    name, "/tokenize", body, turn.headers, seconds=self._config.timeouts.prefill_seconds
+                )
+                told = orjson.loads(answer.body)
+                return list(told["tokens"]), int(told["max_model_len"])
+            except EngineRejected as error:
+                if error.status in (404, 405):
+                    return None, None
+                raise
+            except EngineError as error:
+                failed.add(name)
+                turn.report.attempts.append(f"tokenize {error}")
+            except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+                return None, None
+        return None, None
+
+    def _longest(self) -> int | None:
+        return min((engine.max_model_len for engine in self._engines if engine.max_model_len), default=None)
+
+    async def _choose(self, turn: Turn, found: Options) -> tuple[Pair, Option | None, str]:
+        """The engines, and the handle that is taken for them; why there is none. Raises Unavailable."""
+        reason = found.reason
+        for option in found.options:
+            pair = self._warm_pair(option)
+            if pair is None:
+                reason = "pair"
+            elif (grant := await self._store.take(option.kept.ident)) is not None:
+                turn.report.proven_tokens = option.tokens
+                return pair, replace(option, grant=grant), ""
+            else:
+                reason = "taken"
+        home = found.options[0].kept.pod_uid if found.options else None
+        return choose_pair(self._engines.snapshot(), self._random, issuer=home), None, reason
+
+    def _warm_pair(self, option: Option) -> Pair | None:
+        """Engines between which this handle may go, or None."""
+        kept = option.kept
+        if not self._engines.present(kept.pod_uid):
+            return None
+
+        def usable(prefill: str, _decode: str) -> bool:
+            return self._pairs.usable(prefill, kept.decode)
+
+        try:
+            pair = choose_pair(
+                self._engines.snapshot(),
+                self._random,
+                issuer=kept.pod_uid,
+                revision=kept.kv_revision,
+                usable=usable,
+            )
+        except Unavailable:
+            return None
+        return pair if self._pairs.usable(pair.prefill, kept.decode) else None
+
+    async def _prefill(self, turn: Turn, pair: Pair, option: Option | None) -> tuple[Pair, Prefilled]:
+        """A prefill leg that succeeded; after a failure once more, cold and if possible elsewhere."""
+        try:
+            return pair, await self._prefill_leg(turn, pair, option, may_release=True)
+        except (EngineUnreachable, EngineFailed) as error:
+            self._failed(turn, "prefill", error)
+            if option is not None:
+                turn.report.reason = "engine_failed"
+        pair = choose_pair(
+            self._engines.snapshot(),
+            self._random,
+            issuer=option.kept.pod_uid if option else None,
+            avoid_prefill=turn.tried,
+            avoid_decode=turn.tried,
+        )
+        try:
+            return pair, await self._prefill_leg(turn, pair, None, may_release=False)
+        except (EngineUnreachable, EngineFailed) as error:
+            turn.report.attempts.append(f"prefill {error}")
+            raise
+
+    async def _prefill_leg(self, turn: Turn, pair: Pair, option: Option | None, *, may_release: bool) -> Prefilled:
+        turn.report.prefill, turn.report.decode, turn.report.phase = pair.prefill, pair.decode, "prefill"
+        started = self._clock()
+        prefilled = await self._background.finish(
+            self._run_prefill(turn, pair.prefill, option, may_release=may_release)
+        )
+        turn.report.prefill_seconds = self._clock() - started
+        self._report_reuse(turn, option, prefilled)
+        if turn.learning and prefilled.rendered is not None and turn.tokenized is not None:
+            self._templates.learn(legs.shape(turn.request), turn.tokenized, prefilled.rendered)
+            turn.learning = False
+            turn.token_ids = prefilled.rendered
+        return prefilled
+
+    async def _run_prefill(self, turn: Turn, name: str, option: Option | None, *, may_release: bool) -> Prefilled:
+        """Send a prefill leg and settle what it carried. Runs to its end whatever becomes of the client."""
+        engine = self._engines.get(name)
+        rider = self._rider(engine) if option is None and may_release and engine is not None else None
+        carried = option.handle if option is not None else rider.rider if rider is not None else None
+        body = legs.prefill(
+            turn.request,
+            handle=carried,
+            token_ids=self._sent_ids(turn),
+            salt=turn.scope.salt,
+            ask_token_ids=turn.learning,
+        )
+        started = self._clock()
+        outcome = "failed"
+        try:
+            answer = await self._engines.complete(
+                name, turn.request.api, body, turn.headers, seconds=self._config.timeouts.prefill_seconds
+            )
+            prefilled = _prefilled(name, answer.body)
+            outcome = "ok"
+        except EngineError as error:
+            await self._settle_failure(error, option, rider)
+            raise
+        finally:
+            self._metrics.legs.labels("prefill", outcome).observe(self._clock() - started)
+        if option is not None:
+            await self._store.spend(option.kept.ident, option.grant)
+        if rider is not None:
+            self._releases.sent(rider)
+        return prefilled
+
+    async def _settle_failure(self, error: EngineError, option: Option | None, rider: Pending | None) -> None:
+        """After a failed leg: a handle that provably nobody read goes back after a 4xx and is released if nothing was
+        sent; any other is lost.
+        """
+        if rider is not None:
+            self._releases.failed(rider)
+        if option is None:
+            return
+        if isinstance(error, EngineRejected | EngineUnreachable):
+            await self._store.put_back(option.kept.ident, option.grant)
+        if isinstance(error, EngineUnreachable) and await self._store.withdraw(option.kept.ident):
+            self._releases.add(option.kept)
+
+    def _rider(self, prefill: Engine) -> Pending | None:
+        return self._releases.rider(
+            prefill.spec.kv_revision, lambda decode: self._pairs.usable(prefill.spec.name, decode)
+        )
+
+    def _sent_ids(self, turn: Turn) -> Sequence[int] | None:
+        """The ids that a leg may be given; chat takes them only on engines that know how."""
+        from_chat = "messages" in turn.request.body
+        return turn.token_ids if self._config.engine.prompt_token_ids or not from_chat else None
+
+    def _report_reuse(self, turn: Turn, option: Option | None, prefilled: Prefilled) -> None:
+        """What prefill had without computing it, within the proven prefix: pulled, or in its own cache."""
+        report = turn.report
+        if option is None:
+            return
+        cached = (prefilled.params or {}).get("remote_prefill_cached_tokens")
+        report.reused_tokens = min(cached, option.tokens) if isinstance(cached, int) else option.tokens
+        if report.reused_tokens < option.tokens:
+            # Prefill's own cache had all but fewer than the threshold, so that it pulled nothing.
+            report.path, report.reason = "cold", "below_threshold"
+        else:
+            report.path, report.reason = "warm", ""
+
+    async def _decode(self, turn: Turn, name: str, prefilled: Prefilled | None, downstream: Downstream) -> bytes | None:
+        """The decode leg, to the answer's end."""
+        engine = self._engines.get(name)
+        if engine is None:
+            raise EngineUnreachable(name, "no longer there")
+        turn.report.phase = "decode"
+        params = prefilled.params if prefilled is not None else None
+        body = legs.decode(turn.request, params=params, token_ids=self._sent_ids(turn), salt=turn.scope.salt)
+        started = self._clock()
+        outcome = "failed"
+
+        async def finished(ended: Ended) -> None:
+            await self._background.finish(self._finish(turn, engine, params, ended))
+
+        try:
+            whole = await self._relay(turn, name, body, downstream, finished)
+            outcome = "ok"
+        finally:
+            self._metrics.legs.labels("decode", outcome).observe(self._clock() - started)
+        return whole
+
+    async def _relay(
+        self, turn: Turn, name: str, body: Mapping[str, Any], downstream: Downstream, finished: relay.Finished
+    ) -> bytes | None:
+        keep_token_ids = turn.request.wants_token_ids
+        if not turn.request.stream:
+            answer = await self._engines.complete(name, turn.request.api, body, turn.headers)
+            data, _ = await relay.whole(answer, name, keep_token_ids=keep_token_ids, finished=finished)
+            return data
+        async with self._engines.stream(name, turn.request.api, orjson.dumps(body), turn.headers) as upstream:
+            await relay.stream(
+                upstream, downstream, keep_token_ids=keep_token_ids, finished=finished, clock=self._clock
+            )
+        return None
+
+    async def _finish(self, turn: Turn, engine: Engine, params: Mapping[str, Any] | None, ended: Ended) -> None:
+        """The turn's answer is complete: keep its handle, before the client can send the next turn."""
+        if params is None:
+            reason = "api" if turn.request.plain else "none_from_prefill"
+        else:
+            reason = await self._reuse.keep(turn.request, turn.query, turn.scope, engine, turn.token_ids, ended)
+        if reason == "none_returned":
+            reason = self._why_none_returned(turn.request, ended)
+        turn.report.no_handle = reason
+        if turn.report.prompt_tokens is None and ended.prompt_token_ids is not None:
+            turn.report.prompt_tokens = len(ended.prompt_token_ids)
+        if reason:
+            self._metrics.no_handle.labels(reason).inc()
+        else:
+            self._metrics.handles.labels("kept").inc()
+
+    def _why_none_returned(self, request: Request, ended: Ended) -> str:
+        if not self._config.kv_transfer.bidirectional_kv_xfer:
+            return "off"
+        if "abort" in ended.finish_reasons.values():
+            return "abort"
+        if request.stream and not self._config.engine.stream_handles:
+            return "stream"
+        if ended.error:
+            return "error"
+        return "stop_string" if request.body.get("stop") else "unknown"
+
+    def _may_retry(self, turn: Turn, error: EngineError, leg: str, downstream: Downstream, *, last: bool) -> None:
+        """Raise ``error`` unless the leg may be sent again."""
+        if isinstance(error, StreamBroken) and not downstream.started:
+            error = EngineFailed(error.engine, "the answer broke off before it began")
+        if downstream.started or isinstance(error, EngineRejected) or last:
+            turn.report.attempts.append(f"{leg} {error}")
+            raise error
+        self._failed(turn, leg, error)
+
+    def _failed(self, turn: Turn, leg: str, error: EngineError) -> None:
+        turn.report.attempts.append(f"{leg} {error}")
+        turn.tried.add(error.engine)
+        self._metrics.retries.labels(leg).inc()
+
+
+def _prefilled(engine: str, body: bytes) -> Prefilled:
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise EngineFailed(engine, "an answer that is not JSON") from error
+    if not isinstance(answer, dict):
+        raise EngineFailed(engine, "an answer that is not an object")
+    choices = answer.get("choices") or [{}]
+    if choices[0].get("finish_reason") == "abort":
+        raise EngineFailed(engine, "draining")
+    params = answer.get(legs.PARAMS)
+    rendered = answer.get("prompt_token_ids")
+    return Prefilled(params=params if isinstance(params, dict) and params else None, rendered=rendered)
