@@ -1,0 +1,27 @@
+"""``kvloop.io/v1alpha1``: the models of the resource, saying exactly what the CRD says."""
+
+from __future__ import annotations
+
+from kvloop_operator.api.v1alpha1.resource import DisaggregatedInference, Metadata
+from kvloop_operator.api.v1alpha1.roles import Accelerator, RoleSpec
+from kvloop_operator.api.v1alpha1.spec import (
+    Connector,
+    DisaggregatedInferenceSpec,
+    EFAMode,
+    PlacementMode,
+    SecurityProfile,
+)
+from kvloop_operator.api.v1alpha1.status import DisaggregatedInferenceStatus
+
+__all__ = [
+    "Accelerator",
+    "Connector",
+    "DisaggregatedInference",
+    "DisaggregatedInferenceSpec",
+    "DisaggregatedInferenceStatus",
+    "EFAMode",
+    "Metadata",
+    "PlacementMode",
+    "RoleSpec",
+    "SecurityProfile",
+]

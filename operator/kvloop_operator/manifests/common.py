@@ -1,0 +1,78 @@
+"""What every builder needs: the context of one resource, and the metadata of its children."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from kvloop_connector.settings import Role
+from kvloop_operator import names
+from kvloop_operator.api.v1alpha1 import DisaggregatedInference, DisaggregatedInferenceSpec, RoleSpec
+from kvloop_operator.facts import Facts
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A valid resource, its facts and its KV revision."""
+
+    resource: DisaggregatedInference
+    facts: Facts
+    revision: str
+
+    @property
+    def name(self) -> str:
+        return self.resource.metadata.name
+
+    @property
+    def spec(self) -> DisaggregatedInferenceSpec:
+        return self.resource.spec
+
+    def role(self, role: Role) -> RoleSpec:
+        """The specification of one role."""
+        return self.spec.prefill if role is Role.PREFILL else self.spec.decode
+
+    def replicas(self, role: Role) -> int:
+        """How many engines of a role are wanted now."""
+        return 0 if self.spec.suspend else self.role(role).replicas
+
+
+def metadata(context: Context, name: str, role: str, *, annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Metadata of a child, owned by the resource where the cluster has given it a uid."""
+    owner = context.resource.metadata
+    result: dict[str, Any] = {"name": name, "labels": names.labels(context.name, role)}
+    if owner.namespace is not None:
+        result["namespace"] = owner.namespace
+    if annotations:
+        result["annotations"] = dict(annotations)
+    if owner.uid is not None:
+        result["ownerReferences"] = [
+            {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "name": owner.name,
+                "uid": owner.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ]
+    return result
+
+
+def plain(part: BaseModel) -> Any:
+    """A part of the resource as the user wrote it, in wire names."""
+    return part.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def field_env(name: str, path: str) -> dict[str, Any]:
+    """An environment variable from a field of the pod."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def secret_env(name: str, secret: str, key: str) -> dict[str, Any]:
+    """An environment variable from a Secret."""
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}

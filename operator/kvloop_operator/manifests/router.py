@@ -1,0 +1,284 @@
+"""The router: Deployment, Service, access to the API server, configuration and Secret."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import yaml
+
+from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS
+from kvloop_operator import names
+from kvloop_operator.manifests.common import Context, Manifest, field_env, metadata, plain
+from kvloop_operator.manifests.engine_container import model_argument, served_name
+from kvloop_operator.manifests.overlay import merged
+
+_CONFIG_VOLUME = "kvloop-config"
+_ENGINES_VOLUME = "kvloop-engines"
+_API_KEYS_VOLUME = "kvloop-api-keys"
+_TEMPORARY_VOLUME = "kvloop-tmp"
+_USER = 65532
+_EXIT_MARGIN_SECONDS = 30
+
+
+def router_config(context: Context) -> dict[str, Any]:
+    """The contents of ``router.yaml``; the router's own models refuse anything else."""
+    spec, router, engine = context.spec, context.spec.router, context.facts.engine
+    transfer = spec.kv_transfer
+    ttl = router.handle_ttl_seconds
+    if ttl is None:
+        ttl = transfer.decoder_kv_blocks_ttl_seconds - HANDLE_TTL_MARGIN_SECONDS
+    return {
+        "listen": {"host": context.facts.bind_address, "port": names.ROUTER_PORT},
+        "admin": {
+            "host": context.facts.bind_address,
+            "port": names.ADMIN_PORT,
+            "tokenFile": f"{names.SECRET_DIRECTORY}/{names.ADMIN_TOKEN_KEY}",
+        },
+        "model": {"id": spec.model.id or model_argument(context), "servedName": served_name(context)},
+        "discovery": {"file": context.facts.engines_file},
+        "digestKeyFile": f"{names.SECRET_DIRECTORY}/{names.DIGEST_KEY_KEY}",
+        "handleTtlSeconds": ttl,
+        "kvTransfer": {
+            "connector": transfer.connector.value,
+            "bidirectionalKvXfer": transfer.bidirectional_kv_xfer,
+            "kvRecomputeThreshold": transfer.kv_recompute_threshold,
+            "decoderKvBlocksTtlSeconds": transfer.decoder_kv_blocks_ttl_seconds,
+        },
+        "engine": {
+            "version": str(engine.version) if engine else "",
+            "promptTokenIds": engine.prompt_token_ids if engine else False,
+            "streamHandles": engine.stream_handles if engine else False,
+            "multiGroupReuse": engine.multi_group_reuse if engine else False,
+        },
+        "cacheSalt": router.cache_salt,
+        "sessionHeaders": list(router.session_headers),
+        "limits": {"bodyBytes": router.limits.body_bytes},
+        "timeouts": {
+            "connectSeconds": router.timeouts.connect_seconds,
+            "prefillSeconds": router.timeouts.prefill_seconds,
+            "drainSeconds": spec.rollout.drain_timeout_seconds,
+        },
+        "handleStore": {"kind": "memory", "maxHandles": router.handle_store.max_handles},
+        "canary": {"enabled": router.canary.enabled},
+        "reuse": router.reuse,
+        "apiKeysFile": _api_keys_file(context),
+    }
+
+
+def config_map(context: Context) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(context),
+        "data": {names.ROUTER_CONFIG_KEY: _config_text(context)},
+    }
+
+
+def secret(context: Context) -> Manifest | None:
+    """The router's Secret; None where somebody else keeps it."""
+    material = context.facts.secret_material
+    if material is None:
+        return None
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(context),
+        "type": "Opaque",
+        "stringData": {names.ADMIN_TOKEN_KEY: material.admin_token, names.DIGEST_KEY_KEY: material.digest_key},
+    }
+
+
+def service_account(context: Context) -> Manifest:
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(context)}
+
+
+def role(context: Context) -> Manifest:
+    """All that the router may do: see pods of its namespace."""
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": _metadata(context),
+        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
+    }
+
+
+def role_binding(context: Context) -> Manifest:
+    name = names.router_name(context.name)
+    subject: dict[str, Any] = {"kind": "ServiceAccount", "name": name}
+    if context.resource.metadata.namespace is not None:
+        subject["namespace"] = context.resource.metadata.namespace
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": _metadata(context),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [subject],
+    }
+
+
+def service(context: Context) -> Manifest:
+    """Where clients call."""
+    own = context.spec.router.service
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(context, names.router_name(context.name), names.ROUTER, annotations=dict(own.annotations)),
+        "spec": {
+            "type": own.type.value,
+            "selector": names.selector(context.name, names.ROUTER),
+            "ports": [{"name": "http", "port": own.port, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+
+
+def deployment(context: Context) -> Manifest:
+    router = context.spec.router
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _metadata(context),
+        "spec": {
+            "replicas": router.replicas,
+            # One more before one less: clients always find a router.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "selector": {"matchLabels": names.selector(context.name, names.ROUTER)},
+            "template": _template(context),
+        },
+    }
+
+
+def _metadata(context: Context) -> dict[str, Any]:
+    return metadata(context, names.router_name(context.name), names.ROUTER)
+
+
+def _config_text(context: Context) -> str:
+    return yaml.safe_dump(router_config(context), sort_keys=False)
+
+
+def _api_keys_file(context: Context) -> str | None:
+    reference = context.spec.router.api_keys_secret_ref
+    return None if reference is None else f"{names.API_KEYS_DIRECTORY}/{reference.key}"
+
+
+def _template(context: Context) -> dict[str, Any]:
+    # The router reads its configuration at the start: a change has to make new pods.
+    config_hash = sha256(_config_text(context).encode()).hexdigest()[:10]
+    template = {
+        "metadata": {
+            "labels": names.labels(context.name, names.ROUTER),
+            "annotations": {names.ANNOTATION_CONFIG_HASH: config_hash},
+        },
+        "spec": _pod(context),
+    }
+    overlay = context.spec.router.pod_template
+    return merged(template, plain(overlay)) if overlay is not None else template
+
+
+def _pod(context: Context) -> dict[str, Any]:
+    spec, router = context.spec, context.spec.router
+    pod: dict[str, Any] = {
+        "serviceAccountName": names.router_name(context.name),
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": spec.rollout.drain_timeout_seconds + _EXIT_MARGIN_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(context)],
+        "volumes": _volumes(context),
+    }
+    optional: dict[str, Any] = {
+        "imagePullSecrets": [plain(reference) for reference in spec.image_pull_secrets],
+        "nodeSelector": dict(router.node_selector),
+        "affinity": plain(router.affinity) if router.affinity is not None else {},
+        "tolerations": [plain(toleration) for toleration in router.tolerations],
+        "topologySpreadConstraints": [plain(constraint) for constraint in router.topology_spread_constraints],
+    }
+    pod.update({field: value for field, value in optional.items() if value})
+    return pod
+
+
+def _container(context: Context) -> dict[str, Any]:
+    router = context.spec.router
+    container: dict[str, Any] = {
+        "name": names.ROUTER_CONTAINER,
+        "image": context.facts.router_image,
+        "command": ["kvloop-router"],
+        "args": ["--config", f"{names.ROUTER_CONFIG_DIRECTORY}/{names.ROUTER_CONFIG_KEY}"],
+        "env": [
+            field_env("POD_IP", "status.podIP"),
+            field_env("POD_NAME", "metadata.name"),
+            field_env("POD_NAMESPACE", "metadata.namespace"),
+        ],
+        "ports": [
+            {"name": "http", "containerPort": names.ROUTER_PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": names.ADMIN_PORT, "protocol": "TCP"},
+        ],
+        "resources": plain(router.resources) or {"requests": {"cpu": "500m", "memory": "512Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": _mounts(context),
+        "startupProbe": _probe("/healthz", failures=30),
+        "readinessProbe": _probe("/readyz", failures=2),
+        "livenessProbe": _probe("/healthz", failures=6),
+    }
+    if router.image_pull_policy is not None:
+        container["imagePullPolicy"] = router.image_pull_policy.value
+    return container
+
+
+def _mounts(context: Context) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [
+        {"name": _CONFIG_VOLUME, "mountPath": names.ROUTER_CONFIG_DIRECTORY, "readOnly": True},
+        {"name": _ENGINES_VOLUME, "mountPath": names.ENGINES_DIRECTORY},
+        {"name": _TEMPORARY_VOLUME, "mountPath": "/tmp"},  # noqa: S108 (the pod's own)
+    ]
+    if context.spec.router.api_keys_secret_ref is not None:
+        mounts.append({"name": _API_KEYS_VOLUME, "mountPath": names.API_KEYS_DIRECTORY, "readOnly": True})
+    return mounts
+
+
+def _volumes(context: Context) -> list[dict[str, Any]]:
+    name = names.router_name(context.name)
+    directory = names.SECRET_DIRECTORY.removeprefix(f"{names.ROUTER_CONFIG_DIRECTORY}/")
+    secrets = [{"key": key, "path": f"{directory}/{key}"} for key in (names.ADMIN_TOKEN_KEY, names.DIGEST_KEY_KEY)]
+    config = [{"key": names.ROUTER_CONFIG_KEY, "path": names.ROUTER_CONFIG_KEY}]
+    volumes: list[dict[str, Any]] = [
+        {
+            "name": _CONFIG_VOLUME,
+            # One volume for both: a Secret cannot be mounted below a ConfigMap, which is read-only.
+            "projected": {
+                "defaultMode": 0o440,
+                "sources": [
+                    {"configMap": {"name": name, "items": config}},
+                    {"secret": {"name": context.facts.secret_name, "items": secrets}},
+                ],
+            },
+        },
+        {"name": _ENGINES_VOLUME, "emptyDir": {}},
+        {"name": _TEMPORARY_VOLUME, "emptyDir": {}},
+    ]
+    reference = context.spec.router.api_keys_secret_ref
+    if reference is not None:
+        keys = [{"key": reference.key, "path": reference.key}]
+        volumes.append(
+            {"name": _API_KEYS_VOLUME, "secret": {"secretName": reference.name, "defaultMode": 0o440, "items": keys}}
+        )
+    return volumes
+
+
+def _probe(path: str, *, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": 5,
+        "timeoutSeconds": 3,
+        "failureThreshold": failures,
+    }
