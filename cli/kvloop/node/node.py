@@ -92,15 +92,16 @@ class LocalNode:
         self._network = PodNetwork.claim()
         try:
             self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.apply(self._manifests)
+            self._want(self._manifests)
+            self._publish_engines()
         except BaseException:
             self._network.close()
             raise
-        self._publish_engines()
         # Connections are not kept: a probe asks whether the container takes new ones.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
+        self._converge()
         self._tasks.create_task(self._converge_for_ever())
         return self
 
@@ -124,24 +125,9 @@ class LocalNode:
 
     def apply(self, manifests: Iterable[Mapping[str, Any]]) -> None:
         """Converge to ``manifests`` from now on; ``ready`` waits for it. Nothing changes when it raises."""
-        wanted = read_manifests(manifests)
-        if len({workload.namespace for workload in wanted.workloads}) > 1:
-            raise UnsupportedManifest("metadata.namespace", "a local node runs the workloads of one namespace")
-        place = self._place()
-        for workload in wanted.workloads:
-            trial = PodIdentity(
-                name=workload.name,
-                namespace=workload.namespace,
-                uid=str(uuid.UUID(int=0)),
-                address=f"{self._network.prefix}.2",
-                host_address=self._network.host_address,
-            )
-            plan_pod(workload.template, trial, objects=wanted.objects, place=place)
-        self._wanted = wanted
-        for workload in wanted.workloads:
-            state = self._states.setdefault(workload.key, _State(current=workload.revision))
-            state.templates[workload.revision] = workload.template
+        self._want(manifests)
         self._refresh_files()
+        self._converge()
         self._changed.set()
 
     def pods(self) -> tuple[PodStatus, ...]:
@@ -179,6 +165,25 @@ class LocalNode:
         """Wait until ``predicate`` holds; it is asked after every change of a pod."""
         async with self._news:
             await self._news.wait_for(predicate)
+
+    def _want(self, manifests: Iterable[Mapping[str, Any]]) -> None:
+        wanted = read_manifests(manifests)
+        if len({workload.namespace for workload in wanted.workloads}) > 1:
+            raise UnsupportedManifest("metadata.namespace", "a local node runs the workloads of one namespace")
+        place = self._place()
+        for workload in wanted.workloads:
+            trial = PodIdentity(
+                name=workload.name,
+                namespace=workload.namespace,
+                uid=str(uuid.UUID(int=0)),
+                address=f"{self._network.prefix}.2",
+                host_address=self._network.host_address,
+            )
+            plan_pod(workload.template, trial, objects=wanted.objects, place=place)
+        self._wanted = wanted
+        for workload in wanted.workloads:
+            state = self._states.setdefault(workload.key, _State(current=workload.revision))
+            state.templates[workload.revision] = workload.template
 
     async def _converge_for_ever(self) -> None:
         while not self._closing or self._pods:
