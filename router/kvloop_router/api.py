@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
@@ -29,6 +30,8 @@ from kvloop_router.request import Api, parse, parse_json, refuse_own_fields, req
 from kvloop_router.state import State
 from kvloop_router.turn import Turns
 from kvloop_router.turn_log import TurnLog, TurnReport
+
+_log = logging.getLogger(__name__)
 
 _CLIENT_LEFT = 499
 _RETRY_AFTER_SECONDS = "1"
@@ -226,6 +229,9 @@ class PublicApi:
             if "Allow" in error.headers:
                 refused.headers["Allow"] = error.headers["Allow"]
             return refused
+        except Exception:  # noqa: BLE001  the last resort: whatever it is, the client gets an answer in the API's shape
+            _log.exception("a request ended by an error", extra={"request_id": _request_id(request)})
+            return refusal(RequestError("The router failed.", status=500), told)
         return response
 
     def _report(self, request: web.Request) -> TurnReport:

@@ -17,48 +17,54 @@ T = TypeVar("T")
 
 
 class Background:
-    """Owns tasks until they end or ``close`` ends them."""
+    """Owns tasks until they end or ``close`` ends them: work that has an end, and services that have none."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._work: set[asyncio.Task[Any]] = set()
+        self._services: set[asyncio.Task[Any]] = set()
 
-    def __len__(self) -> int:
-        return len(self._tasks)
+    @property
+    def working(self) -> int:
+        """Pieces of work that have not ended."""
+        return len(self._work)
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work``, which runs to its end even if whoever awaits is cancelled."""
-        return await asyncio.shield(self._keep(work))
+        return await asyncio.shield(self._keep(work, self._work))
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run ``work`` beside everything else, until ``close``; its failure is logged."""
-        self._keep(_logged(work, name))
+    def serve(self, service: Coroutine[Any, Any, None], name: str) -> None:
+        """Run ``service`` beside everything else, until ``close``; its failure is logged."""
+        self._keep(_logged(service, name), self._services)
 
     async def idle(self) -> None:
-        """Wait until no task is left."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        """Wait until no work is left."""
+        while self._work:
+            await asyncio.wait(self._work)
 
     async def close(self) -> None:
-        """Cancel what is still running and wait for it."""
-        for task in self._tasks:
+        """Cancel all that is still running and wait for it."""
+        tasks = self._work | self._services
+        for task in tasks:
             task.cancel()
-        await self.idle()
+        if tasks:
+            await asyncio.wait(tasks)
 
-    def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _keep(self, work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        tasks.add(task)
         task.add_done_callback(self._forget)
         return task
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._work.discard(task)
+        self._services.discard(task)
         if not task.cancelled():
             # Looked at here, so that a failure after its client has left is no "exception never retrieved".
             task.exception()
 
 
-async def _logged(work: Coroutine[Any, Any, None], name: str) -> None:
+async def _logged(service: Coroutine[Any, Any, None], name: str) -> None:
     try:
-        await work
+        await service
     except Exception:  # noqa: BLE001  nobody awaits it: the log is the only place where it can be seen
         _log.exception("%s ended by an error", name)

@@ -21,7 +21,7 @@ from kvloop_connector.handle import KVHandle
 from kvloop_router import exposition, headers, legs, relay
 from kvloop_router.config import Config
 from kvloop_router.engines import Engine, Engines, Upstream
-from kvloop_router.errors import EngineError
+from kvloop_router.errors import EngineError, EngineRejected
 from kvloop_router.pairs import PairReport, Pairs, Verdict
 from kvloop_router.relay import Ended
 from kvloop_router.release import Releases
@@ -33,8 +33,7 @@ _EVERY_SECONDS = 1.0
 _FIRST_RETRY_SECONDS = 5.0
 _LAST_RETRY_SECONDS = 300.0
 _COUNTERS_SECONDS = 10.0
-# Any vocabulary has these, and special tokens are seldom among them.
-_TOKENS = range(32, 256)
+_DETAIL_BYTES = 500
 _ANSWER_TOKENS = 2
 _NEW_TOKENS = 4
 
@@ -94,6 +93,8 @@ class Canary:
         try:
             async with asyncio.timeout(2 * self._config.timeouts.prefill_seconds):
                 await self._two_turns(play)
+        except EngineRejected as error:
+            verdict, detail = Verdict.FAILED, f"{error}: {error.body[:_DETAIL_BYTES].decode('utf-8', 'replace')}"
         except (CanaryFailed, EngineError, InvalidHandle) as error:
             verdict, detail = Verdict.FAILED, str(error)
         except TimeoutError:
@@ -137,7 +138,7 @@ class Canary:
         if block_size is None:
             raise CanaryFailed("the decode engine does not tell its block size")
         threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
-        prompt = self._tokens(threshold + 2 * block_size)
+        prompt = await self._tokens(play, threshold + 2 * block_size)
         longest = play.decode.max_model_len
         if longest is not None and len(prompt) + 2 * _ANSWER_TOKENS + _NEW_TOKENS > longest:
             raise CanaryFailed(f"the model takes {longest} tokens, too few for a pull of {threshold}")
@@ -152,7 +153,7 @@ class Canary:
 
         handle = KVHandle.parse(first.handle)
         held = [*prompt, *first.token_ids]
-        following = [*held, *self._tokens(_NEW_TOKENS)]
+        following = [*held, *await self._tokens(play, _NEW_TOKENS)]
         pulled = await self._bytes(play.prefill)
         second = await self._turn(
             play,
@@ -222,8 +223,14 @@ class Canary:
             deadline=self._clock() + self._config.handle_ttl_seconds,
         )
 
-    def _tokens(self, count: int) -> list[int]:
-        return self._random.choices(_TOKENS, k=count)
+    async def _tokens(self, play: _Play, count: int) -> list[int]:
+        """Ids of random words, so that no two canaries share a block. No word is less than one token."""
+        words = " ".join(f"{self._random.randrange(10_000)}" for _ in range(count))
+        body = {"model": self._config.model.served_name, "prompt": words}
+        answer = await self._engines.complete(
+            play.decode.spec.name, "/tokenize", body, headers.upstream({}, "canary"), seconds=_COUNTERS_SECONDS
+        )
+        return list(_object(answer.body).get("tokens") or ())[:count]
 
 
 class _Nobody:

@@ -35,13 +35,15 @@ _READ_BYTES = 262_144
 class Engine:
     """What is known of one engine process.
 
-    load: turns that this router runs there now. facts are None until the engine has told them.
+    load: requests of this router there now. process: the engine id in its last handle, without the rank.
+    version, block_size, max_model_len, models: None or empty until the engine has told.
     """
 
     spec: EngineSpec
     healthy: bool = False
     load: int = 0
     failed_probes: int = 0
+    process: str | None = None
     version: str | None = None
     block_size: int | None = None
     max_model_len: int | None = None

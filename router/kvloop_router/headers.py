@@ -18,7 +18,7 @@ REQUEST_ID = "X-Request-Id"
 CONVERSATION_ID = "X-Conversation-ID"
 
 _TRACE_CONTEXT = ("traceparent", "tracestate")
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:+=@/-]{1,128}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:+=@-]{1,128}")
 
 
 def request_id(offered: str | None, fresh: str) -> str:

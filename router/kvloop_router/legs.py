@@ -118,7 +118,7 @@ def decode(
 
 def filler(model: str, handle: KVHandle) -> dict[str, Any]:
     """The body of a prefill leg of one token whose only purpose is to release ``handle``."""
-    return {"model": model, "prompt": [0], "max_tokens": 1, "stream": False, PARAMS: dict(handle.released().params)}
+    return {"model": model, "prompt": ".", "max_tokens": 1, "stream": False, PARAMS: dict(handle.released().params)}
 
 
 def _common(request: Request, salt: str | None) -> dict[str, Any]:

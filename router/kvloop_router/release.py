@@ -60,19 +60,17 @@ class Releases:
         """Have a handle released that was never kept."""
         self._push(handle, pod_uid, decode, kv_revision, deadline)
 
-    def rider(self, kv_revision: str, usable: Callable[[str], bool], prefer: str | None = None) -> Pending | None:
+    def rider(self, kv_revision: str, reachable: Callable[[Pending], bool]) -> Pending | None:
         """A handle for a cold prefill leg of that revision to carry; it is the caller's from now on.
 
-        usable: whether the prefill engine can reach the decode engine of that name. prefer: a pod UID to look for
-        first.
+        reachable: whether that prefill engine can reach the handle's issuer; a leg must not fail for what it carries.
         """
         self._forget_expired()
-        fitting = [item for item in self._pending if item.kv_revision == kv_revision and usable(item.decode)]
-        if not fitting:
-            return None
-        chosen = next((item for item in fitting if item.pod_uid == prefer), fitting[0])
-        self._pending.remove(chosen)
-        return chosen
+        for item in self._pending:
+            if item.kv_revision == kv_revision and reachable(item):
+                self._pending.remove(item)
+                return item
+        return None
 
     def sent(self, item: Pending) -> None:
         """The leg that carried it has succeeded: it is released."""

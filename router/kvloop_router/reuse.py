@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from kvloop_router.release import Releases
 from kvloop_router.request import Request
 from kvloop_router.scope import Scope
 from kvloop_router.store import Absence, HandleStore, Kept, Match, Query, packed
+
+# Each data-parallel rank of one process has an engine id of its own.
+_RANK = re.compile(r"_dp\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,11 @@ class Reuse:
             self._releases.add(kept)
         return len(ended)
 
+    async def discard(self, option: Option) -> None:
+        """Release a handle that was found and can go nowhere."""
+        if await self._store.withdraw(option.kept.ident):
+            self._releases.add(option.kept)
+
     def _proven(self, kept: Kept, scope: Scope, token_ids: Sequence[int]) -> int:
         groups = [sum(count for _, count in runs) for runs in kept.blocks]
         if len(groups) > 1 and not self._config.engine.multi_group_reuse:
@@ -148,6 +157,7 @@ class Reuse:
             return "malformed"
         deadline = self._clock() - ended.held_up + self._config.handle_ttl_seconds
         prompt = token_ids if token_ids is not None else ended.prompt_token_ids
+        await self._notice_restart(decode, handle)
         reason = self._not_worth_keeping(request, decode, handle, prompt)
         if not reason and prompt is not None and decode.block_size is not None:
             retained = retain(
@@ -181,6 +191,14 @@ class Reuse:
             deadline=deadline,
         )
         return reason
+
+    async def _notice_restart(self, decode: Engine, handle: KVHandle) -> None:
+        """An engine id that changed is a new process, whose memory holds nothing of the old one's."""
+        process = _RANK.sub("", handle.engine_id)
+        if decode.process not in (None, process):
+            self._releases.orphan(decode.spec.pod_uid)
+            await self._store.orphan(decode.spec.pod_uid)
+        decode.process = process
 
     def _not_worth_keeping(
         self, request: Request, decode: Engine, handle: KVHandle, prompt: Sequence[int] | None

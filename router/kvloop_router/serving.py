@@ -20,7 +20,7 @@ from kvloop_router.canary import Canary
 from kvloop_router.config import Config, read_api_keys, read_digest_key, read_token
 from kvloop_router.discovery import EngineSpec, watch
 from kvloop_router.engines import Engines, open_session
-from kvloop_router.errors import EngineError, Unavailable
+from kvloop_router.errors import EngineError, EngineUnreachable, Unavailable
 from kvloop_router.headers import upstream
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs, Templates
@@ -35,6 +35,7 @@ from kvloop_router.turn_log import TurnLog
 _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 0.5
 _HEALTH_SECONDS = 2.0
+_FILLER_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +53,10 @@ class Router:
     background: Background
 
     async def drained(self) -> None:
-        """Take no new turns, and wait until the running ones have ended."""
+        """Take no new turns, and wait until the running ones and the legs of clients that left have ended."""
         self.state.draining = True
         await self.state.drained()
+        await self.background.idle()
 
 
 @asynccontextmanager
@@ -112,12 +114,12 @@ async def serving(
                 await store.orphan(pod_uid)
             pairs.update(specs)
 
-        background.start(watch(Path(config.discovery.file), discovered, interval=_DISCOVERY_SECONDS), "discovery")
-        background.start(engines.watch(interval=_HEALTH_SECONDS), "health checks")
-        background.start(_release(releases, engines, pairs, config, random), "releases")
+        background.serve(watch(Path(config.discovery.file), discovered, interval=_DISCOVERY_SECONDS), "discovery")
+        background.serve(engines.watch(interval=_HEALTH_SECONDS), "health checks")
+        background.serve(_release(releases, engines, pairs, config, random), "releases")
         if config.canary.enabled:
             canary = Canary(config=config, engines=engines, pairs=pairs, releases=releases, clock=clock, random=random)
-            background.start(canary.run(), "canary")
+            background.serve(canary.run(), "canary")
         yield Router(
             address=await _listen(stack, public.application(), config.listen.host, config.listen.port),
             admin_address=await _listen(stack, admin.application(), config.admin.host, config.admin.port),
@@ -154,6 +156,8 @@ async def _fill(
     item: Pending, releases: Releases, engines: Engines, pairs: Pairs, config: Config, random: Random
 ) -> None:
     try:
+        if not engines.present(item.pod_uid):
+            raise EngineUnreachable(item.decode, "no longer there")
         pair = choose_pair(
             engines.snapshot(),
             random,
@@ -165,7 +169,7 @@ async def _fill(
             Api.COMPLETIONS,
             legs.filler(config.model.served_name, item.handle),
             upstream({}, f"release-{item.handle.request_id}"),
-            seconds=config.timeouts.prefill_seconds,
+            seconds=min(_FILLER_SECONDS, config.timeouts.prefill_seconds),
         )
     except (EngineError, Unavailable) as error:
         _log.info("a handle was not released", extra={"error": str(error)})

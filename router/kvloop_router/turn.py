@@ -205,9 +205,13 @@ class Turns:
         """The engines, and the handle that is taken for them; why there is none. Raises Unavailable."""
         reason = found.reason
         for option in found.options:
+            if not self._engines.present(option.kept.pod_uid):
+                reason = "engine_gone"
+                continue
             pair = self._warm_pair(option)
             if pair is None:
-                reason = "pair"
+                reason = "pair_failed"
+                await self._reuse.discard(option)
             elif (grant := await self._store.take(option.kept.ident)) is not None:
                 turn.report.proven_tokens = option.tokens
                 return pair, replace(option, grant=grant), ""
@@ -219,8 +223,6 @@ class Turns:
     def _warm_pair(self, option: Option) -> Pair | None:
         """Engines between which this handle may go, or None."""
         kept = option.kept
-        if not self._engines.present(kept.pod_uid):
-            return None
 
         def usable(prefill: str, _decode: str) -> bool:
             return self._pairs.usable(prefill, kept.decode)
@@ -317,9 +319,10 @@ class Turns:
             self._releases.add(option.kept)
 
     def _rider(self, prefill: Engine) -> Pending | None:
-        return self._releases.rider(
-            prefill.spec.kv_revision, lambda decode: self._pairs.usable(prefill.spec.name, decode)
-        )
+        def reachable(item: Pending) -> bool:
+            return self._engines.present(item.pod_uid) and self._pairs.usable(prefill.spec.name, item.decode)
+
+        return self._releases.rider(prefill.spec.kv_revision, reachable)
 
     def _sent_ids(self, turn: Turn) -> Sequence[int] | None:
         """The ids that a leg may be given; chat takes them only on engines that know how."""
