@@ -1,0 +1,75 @@
+"""The pytest fixtures `control_plane` and `node`, for every test that wants a real Kubernetes.
+
+A top-level conftest.py names this module in `pytest_plugins`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import cluster
+from tests.cluster.cluster import Cluster
+from tests.cluster.errors import ClusterUnavailableError
+from tests.cluster.kubectl import Kubectl
+from tests.cluster.state import Size
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kubeconfig",
+        type=Path,
+        default=os.environ.get("KUBECONFIG") or None,
+        help="run the cluster tests on this cluster instead of starting one (default: $KUBECONFIG)",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    given = config.getoption("--kubeconfig")
+    return f"cluster tests run on the cluster of {given}" if given else None
+
+
+@contextlib.contextmanager
+def skip_where_unavailable() -> Iterator[None]:
+    """Skip with the reason where this machine lacks what a test needs; in CI that is an error."""
+    try:
+        yield
+    except ClusterUnavailableError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+
+
+@contextlib.contextmanager
+def _provided(size: Size, config: pytest.Config) -> Iterator[Cluster]:
+    kubeconfig: Path | None = config.getoption("--kubeconfig")
+    with contextlib.ExitStack() as stack:
+        with skip_where_unavailable():
+            provider = cluster.given(Path(kubeconfig)) if kubeconfig else cluster.running(size)
+            provided = stack.enter_context(provider)
+        yield provided
+
+
+@pytest.fixture(scope="session")
+def control_plane(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    """API server, controllers and scheduler: for tests that need no running pod."""
+    with _provided("control-plane", pytestconfig) as provided:
+        yield provided
+
+
+@pytest.fixture(scope="session")
+def node(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    """A whole one-node cluster with real containers."""
+    with _provided("node", pytestconfig) as provided:
+        yield provided
+
+
+@pytest.fixture
+def namespace(node: Cluster) -> Iterator[Kubectl]:
+    """kubectl in a namespace of the test's own, on the node."""
+    with node.namespace() as kubectl:
+        yield kubectl

@@ -1,0 +1,3 @@
+module kvloop.io/tests/cluster/pause
+
+go 1.26
