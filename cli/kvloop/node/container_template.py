@@ -59,7 +59,7 @@ def read_container(fields: Fields, notices: Notices, *, init: bool = False) -> C
     )
     _resources(fields, notices)
     if fields.ignore("securityContext"):
-        notices.add("security contexts are not applied: containers run as the user who started the node")
+        notices.add("security contexts are not applied")
     fields.refuse("block devices are not supported by the local node", "volumeDevices")
     fields.refuse("a terminal is not supported by the local node", "stdin", "stdinOnce", "tty")
     fields.ignore("imagePullPolicy", "terminationMessagePath", "terminationMessagePolicy", "resizePolicy")
@@ -247,5 +247,5 @@ def _resources(fields: Fields, notices: Notices) -> None:
     if devices or resources.ignore("claims"):
         notices.add(f"device requests are ignored ({', '.join(devices) or 'resource claims'}): no device is attached")
     if _HOST_RESOURCES & asked.keys():
-        notices.add("CPU and memory requests and limits are not enforced")
+        notices.add("requests and limits of CPU and memory are not enforced")
     resources.close()

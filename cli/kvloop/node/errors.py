@@ -4,6 +4,7 @@ NodeError
 ├── UnsupportedManifest   the manifest asks for something that this node cannot do, or is not valid
 ├── NoSuchPod             the caller named a pod that does not exist
 ├── PodsNotReady          pods did not become Ready: one keeps failing, or the time is over
+├── PortTaken             the local port that should lead to a pod cannot be used
 └── NodeUnavailable       this machine cannot be a node (not Linux, no free loopback network)
 """
 
@@ -33,3 +34,7 @@ class PodsNotReady(NodeError):
 
 class NodeUnavailable(NodeError):
     """This machine cannot run a local node."""
+
+
+class PortTaken(NodeError):
+    """A local port cannot be listened on."""

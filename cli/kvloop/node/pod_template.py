@@ -56,9 +56,9 @@ def read_pod_template(value: object, path: str, notices: Notices) -> PodTemplate
 
 def _leave_out(spec: Fields, notices: Notices) -> None:
     if spec.ignore(*_PLACEMENT):
-        notices.add("placement rules (affinity, tolerations, priority …) are ignored: there is one node")
+        notices.add("there is one node: affinity, tolerations, priority and the like mean nothing")
     if spec.ignore("securityContext"):
-        notices.add("security contexts are not applied: containers run as the user who started the node")
+        notices.add("security contexts are not applied")
     if spec.ignore("resourceClaims"):
         notices.add("device requests are ignored (resource claims): no device is attached")
     spec.ignore(*_WITHOUT_EFFECT)
@@ -91,9 +91,9 @@ def _volume(fields: Fields, notices: Notices) -> Volume:
     sources: tuple[ObjectFiles | FieldFiles, ...]
     if (empty := fields.sub("emptyDir")) is not None:
         if empty.get("medium", str, "") == "Memory":
-            notices.add("memory-backed emptyDir volumes are directories on disk; /dev/shm stays the machine's own")
+            notices.add("memory-backed volumes are directories on disk, and /dev/shm is the machine's")
         if empty.ignore("sizeLimit"):
-            notices.add("size limits of emptyDir volumes are not enforced")
+            notices.add("size limits of volumes are not enforced")
         empty.close()
         sources = ()
     elif (config_map := fields.sub("configMap")) is not None:

@@ -63,6 +63,7 @@ def read_manifests(manifests: Iterable[Mapping[str, Any]]) -> Wanted:
     workloads: dict[tuple[str, str, str], Workload] = {}
     data: dict[tuple[str, str, str], Mapping[str, bytes]] = {}
     notices = Notices()
+    without_effect: dict[str, None] = {}
     for index, manifest in enumerate(manifests):
         fields = Fields(manifest, "")
         kind = fields.need("kind", str)
@@ -79,9 +80,11 @@ def read_manifests(manifests: Iterable[Mapping[str, Any]]) -> Wanted:
         elif kind in _REFUSED:
             raise UnsupportedManifest(fields.path, f"the local node does not run a {kind}")
         elif kind == "Service":
-            notices.add("Services are not served: names do not resolve, pods are reached at their own addresses")
+            notices.add("names do not resolve: pods are reached at their own addresses")
         else:
-            notices.add(f"{kind} objects have no effect on the local node")
+            without_effect.setdefault(kind)
+    if without_effect:
+        notices.add(f"objects without effect: {', '.join(without_effect)}")
     return Wanted(workloads=tuple(workloads.values()), objects=Objects(data=data), notices=tuple(notices))
 
 
