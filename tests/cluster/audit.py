@@ -73,7 +73,8 @@ class AuditLog:
 
     def from_now(self) -> AuditLog:
         """The same log without what is already in it."""
-        return AuditLog(self.path, self.path.stat().st_size)
+        # Up to the last whole line: one may be half written.
+        return AuditLog(self.path, self.path.read_bytes().rfind(b"\n") + 1)
 
     def events(self, wanted: Callable[[AuditEvent], bool] = lambda _: True) -> list[AuditEvent]:
         """The events so far that are `wanted`, in order; a watch counts once, when it starts."""

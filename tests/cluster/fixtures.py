@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import cluster
+from tests.cluster import cluster, images
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterUnavailableError
 from tests.cluster.kubectl import Kubectl
@@ -73,3 +73,18 @@ def namespace(node: Cluster) -> Iterator[Kubectl]:
     """kubectl in a namespace of the test's own, on the node."""
     with node.namespace() as kubectl:
         yield kubectl
+
+
+@pytest.fixture(scope="session")
+def kvloop_images(node: Cluster) -> dict[str, str]:
+    """The images of this checkout, built and loaded into the node: component to image name.
+
+    On a cluster given by kubeconfig they have to be there already, as `$KVLOOP_TEST_IMAGES/kvloop-COMPONENT:test`.
+    """
+    registry = os.environ.get("KVLOOP_TEST_IMAGES")
+    if node.state is None and registry:
+        return {component: f"{registry}/kvloop-{component}:{images.TAG}" for component in images.COMPONENTS}
+    with skip_where_unavailable(), images.built() as archives:
+        for archive in archives:
+            node.load_images(archive)
+    return {component: images.name(component) for component in images.COMPONENTS}

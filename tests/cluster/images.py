@@ -1,15 +1,86 @@
-"""Container images: into the node, and out of the repository's Dockerfiles."""
+"""Container images: out of the repository's Dockerfiles, and into the node."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
-from tests.cluster import parts
+from tests.cluster import debian, parts, paths
 from tests.cluster.build import location
+from tests.cluster.parts import BASE_IMAGE, run
 from tests.cluster.state import State
+
+COMPONENTS: Final = ("router", "operator", "sim")
+TAG: Final = "test"
+
+# What a build needs of the machine to reach the package index as the machine itself does.
+_FROM_MACHINE: Final = ("/etc/ssl/certs", "/etc/pip.conf")
+
+
+def name(component: str) -> str:
+    """What the tests call the image of one of `COMPONENTS`. A tag other than `latest`: nobody tries to pull it."""
+    return f"localhost/kvloop-{component}:{TAG}"
 
 
 def load(state: State, archive: Path) -> None:
     """Load the images of an OCI archive into the node."""
     ctr = location(parts.CONTAINERD) / "ctr"
-    parts.run(ctr, "--address", state.containerd_socket, "--namespace", "k8s.io", "images", "import", archive)
+    run(ctr, "--address", state.containerd_socket, "--namespace", "k8s.io", "images", "import", archive)
+
+
+@contextmanager
+def built(components: Sequence[str] = COMPONENTS) -> Iterator[list[Path]]:
+    """Build the Dockerfiles of `components` from this checkout; gives an OCI archive for each.
+
+    Layers are kept in the cache: only what changed is built anew.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        context = Path(folder) / "context"
+        _write_context(context, components)
+        _buildah("pull", "--quiet", f"oci-archive:{location(parts.BASE) / 'base.tar'}")
+        archives = []
+        for component in components:
+            archive = Path(folder) / f"{component}.tar"
+            volumes = [f"--volume={path}:{path}:ro" for path in _FROM_MACHINE if Path(path).exists()]
+            dockerfile = paths.REPOSITORY / component / "Dockerfile"
+            _buildah(
+                *("build", "--layers", "--quiet", f"--build-arg=BASE={BASE_IMAGE}", *volumes),
+                *(f"--file={dockerfile}", f"--tag={name(component)}", str(context)),
+            )
+            _buildah("push", "--quiet", name(component), f"oci-archive:{archive}:{name(component)}")
+            archives.append(archive)
+        yield archives
+
+
+def _write_context(context: Path, components: Sequence[str]) -> None:
+    """What the Dockerfiles copy: the wheel of this checkout, and the requirement files."""
+    requirements = context / "requirements"
+    requirements.mkdir(parents=True)
+    for component in components:
+        shutil.copy(paths.REPOSITORY / "requirements" / f"{component}.txt", requirements)
+    # The same tree gives the same wheel, byte for byte, and so the same layer.
+    run(
+        *(sys.executable, "-m", "hatchling", "build", "--target=wheel", f"--directory={context / 'dist'}"),
+        cwd=paths.REPOSITORY,
+        environment={"SOURCE_DATE_EPOCH": "0"},
+    )
+
+
+def _buildah(*arguments: str) -> None:
+    storage = paths.cache() / "buildah"
+    run(
+        # In a mount namespace of its own, where what the storage driver mounts ends with it.
+        *(debian.find("unshare") or "unshare", "--mount"),
+        *(debian.find("buildah") or "buildah", f"--root={storage / 'root'}", f"--runroot={storage / 'run'}"),
+        *arguments,
+        environment={
+            "BUILDAH_ISOLATION": "chroot",
+            "STORAGE_DRIVER": os.environ.get("STORAGE_DRIVER", "overlay"),
+        },
+    )

@@ -50,9 +50,9 @@ def write_archive(
                     **_descriptor("application/vnd.oci.image.manifest.v1+json", manifest),
                     "platform": architecture,
                     "annotations": {
-                        # containerd reads the whole name, other tools the tag.
+                        # The first for containerd, the second for buildah.
                         "io.containerd.image.name": name,
-                        "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+                        "org.opencontainers.image.ref.name": name,
                     },
                 }
             ],

@@ -1,0 +1,5 @@
+"""Fixtures for every folder of tests."""
+
+from __future__ import annotations
+
+pytest_plugins = ["tests.cluster.fixtures"]
