@@ -257,6 +257,7 @@ class Engine:
         request.blocks = hits + pool.take(needed)
         request.plan, request.transferred = plan, True
         request.local_tokens, request.external_tokens, request.computed = local, external, local
+        request.published = len(hits)
         self._count_admission(request)
         if first and plan.start is Start.HANG:
             request.phase = Phase.HUNG
@@ -321,13 +322,16 @@ class Engine:
         if not self.settings.prefix_caching:
             return
         request.names.extend(request.tokens)
-        for index in range(request.computed // self.settings.block_size):
+        whole = request.computed // self.settings.block_size
+        for index in range(request.published, whole):
             self.pool.publish(request.blocks[index], request.names.names[index])
+        request.published = max(request.published, whole)
 
     def _preempt(self, request: EngineRequest) -> None:
         self.running.remove(request)
         self.pool.release(request.blocks)
-        request.blocks, request.computed, request.attention, request.attended = [], 0, 0, 0
+        request.blocks, request.computed = [], 0
+        request.attention = request.attended = request.published = 0
         request.phase = Phase.WAITING
         request.preemptions += 1
         self.counters.preemptions += 1
@@ -356,26 +360,15 @@ class Engine:
         self.retained[request.request_id] = record
         request.phase = Phase.FINISHED
         self._count_end(reason)
-        handle: dict[str, Any] = {
-            "do_remote_prefill": retention.for_decode,
-            "do_remote_decode": not retention.for_decode,
-            "remote_block_ids": [list(record.blocks)],
-            "remote_engine_id": connector.engine_id,
-            "remote_request_id": request.request_id,
-            "remote_host": connector.host,
-            "remote_port": connector.port,
-            "tp_size": 1,
-            "dcp_size": 1,
-            "pp_size": 1,
-            "remote_num_tokens": tokens,
-            "remote_blocks_expiry_time": None if retention.for_decode else deadline,
-            "transfer_mode": "pull",
-        }
-        if retention.for_decode:
-            handle["remote_prefill_cached_tokens"] = request.local_tokens + request.external_tokens
-        if self.settings.registration_generation:
-            handle["remote_registration_generation"] = 0
-        return handle
+        return transfer.handle(
+            retention,
+            connector,
+            request_id=request.request_id,
+            block_ids=record.blocks,
+            tokens=tokens,
+            deadline=deadline,
+            cached_tokens=request.local_tokens + request.external_tokens,
+        )
 
     def _overshoot(self, request: EngineRequest) -> None:
         """Claim more tokens than exist: the first is the last token's own, the others those of rejected drafts."""

@@ -103,7 +103,6 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         ),
         timing=_timing(flags, number),
         connector=connector,
-        registration_generation=release >= (0, 33),
     )
     max_model_len = number.whole("max-model-len", 40960)
     if (engine.num_blocks - 1) * block_size < max_model_len:
@@ -137,7 +136,6 @@ def version_of(text: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-# Flags that take no value, of those that precede a positional argument or another value by chance.
 _SWITCHES: Final = frozenset({"sim-stream-handles", "sim-strip-reasoning"})
 _MANY_VALUES: Final = frozenset({"served-model-name"})
 
@@ -234,20 +232,19 @@ def _connector(text: str | None, environment: Mapping[str, str], release: tuple[
     if not isinstance(extra, dict):
         raise UsageError("--kv-transfer-config: kv_connector_extra_config is not an object")
     try:
-        policy = Policy(config.get("kv_load_failure_policy", Policy.FAIL))
-        settings = ConnectorSettings(
+        return ConnectorSettings(
             engine_id=str(config.get("engine_id") or uuid.uuid4()),
             role=role,
             bidirectional=bool(extra.get("bidirectional_kv_xfer", False)),
             recompute_threshold=int(extra.get("kv_recompute_threshold", 64)),
             decoder_ttl=float(extra.get("decoder_kv_blocks_ttl", 480)),
             lease=float(extra.get("kv_lease_duration", 30)),
-            policy=policy,
+            policy=Policy(config.get("kv_load_failure_policy", Policy.FAIL)),
             backends=tuple(str(backend) for backend in extra.get("backends", ("UCX",))),
             enforce_compatibility=bool(extra.get("enforce_handshake_compat", True)),
             host=environment.get("VLLM_NIXL_SIDE_CHANNEL_HOST", "localhost"),
             port=int(environment.get("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600")),
+            registration_generation=release >= (0, 33),
         )
     except (TypeError, ValueError) as error:
         raise UsageError(f"--kv-transfer-config: {error}") from error
-    return settings

@@ -12,6 +12,7 @@ from kvloop_sim.template import TemplateOptions, UnsupportedContent, render
 
 _COMPLETION_TOKENS: Final = 16
 _SALT_LENGTH: Final = 1024
+_MALFORMED: Final = "Bad Request"
 
 
 class ApiError(Exception):
@@ -25,6 +26,11 @@ class ApiError(Exception):
         self.message = message
         self.kind = kind
         self.parameter = parameter
+
+    @property
+    def before_the_engine(self) -> bool:
+        """Whether vLLM's server refuses the body itself, so that its engine never hears of the parameters."""
+        return self.kind == _MALFORMED
 
     def as_json(self) -> dict[str, Any]:
         """The body."""
@@ -71,7 +77,7 @@ def parse_generation(body: Mapping[str, Any], options: Options, *, chat: bool) -
     stream = fields.flag("stream")
     stream_options = fields.mapping("stream_options") or {}
     if stream_options and not stream:
-        raise _bad("Stream options can only be defined when `stream=True`.", "stream_options")
+        raise invalid("Stream options can only be defined when `stream=True`.", "stream_options")
     params = fields.mapping("kv_transfer_params")
     params = dict(params) if params else None
     if "kv_transfer_params" in (fields.mapping("vllm_xargs") or {}):
@@ -133,7 +139,7 @@ def check_model(body: Mapping[str, Any], options: Options) -> None:
     """Raise 404 for a model that is not served; no model at all is fine."""
     model = body.get("model")
     if model is not None and not isinstance(model, str):
-        raise _invalid("Input should be a valid string", "body.model")
+        raise invalid("Input should be a valid string", "body.model")
     if model and model not in options.served_names:
         raise ApiError(
             404,
@@ -147,15 +153,15 @@ def chat_ids(body: Mapping[str, Any], options: Options) -> list[int]:
     """The prompt of a chat request, or of ``/tokenize`` with messages."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
-        raise _invalid("Field required" if messages is None else "Input should be a valid list", "body.messages")
+        raise invalid("Field required" if messages is None else "Input should be a valid list", "body.messages")
     tools = body.get("tools")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
-        raise _invalid("Input should be a valid list", "body.tools")
+        raise invalid("Input should be a valid list", "body.tools")
     fields = Fields(body)
     arguments = fields.mapping("chat_template_kwargs") or {}
     continued = fields.flag("continue_final_message")
     if continued and body.get("add_generation_prompt"):
-        raise _invalid("Cannot set both `continue_final_message` and `add_generation_prompt` to True.", None)
+        raise invalid("Cannot set both `continue_final_message` and `add_generation_prompt` to True.", None)
     template = TemplateOptions(
         add_generation_prompt=body.get("add_generation_prompt") is not False,
         continue_final_message=continued,
@@ -179,7 +185,7 @@ class Fields:
         value = self._body.get(name)
         if value is None or isinstance(value, bool):
             return bool(value)
-        raise _invalid("Input should be a valid boolean", f"body.{name}")
+        raise invalid("Input should be a valid boolean", f"body.{name}")
 
     def whole(self, name: str) -> int | None:
         """A whole number of 0 or more, or None."""
@@ -187,7 +193,7 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
-            raise _invalid("Input should be a valid integer", f"body.{name}")
+            raise invalid("Input should be a valid integer", f"body.{name}")
         if value < 0:
             raise _bad(f"{name} must be at least 0, got {value}.", name)
         return value
@@ -197,7 +203,7 @@ class Fields:
         value = self._body.get(name)
         if value is None or isinstance(value, Mapping):
             return value
-        raise _invalid("Input should be a valid dictionary", f"body.{name}")
+        raise invalid("Input should be a valid dictionary", f"body.{name}")
 
 
 def _given_ids(params: dict[str, Any] | None, options: Options) -> list[int] | None:
@@ -238,7 +244,7 @@ def _text_ids(text: str) -> list[int]:
 
 def _token_list(tokens: object, name: str) -> list[int]:
     if not isinstance(tokens, list) or any(type(token) is not int for token in tokens):
-        raise _invalid("Input should be a valid list of integers", f"body.{name}")
+        raise invalid("Input should be a valid list of integers", f"body.{name}")
     unknown = next((token for token in tokens if not tokenizer.is_token(token)), None)
     if unknown is not None:
         raise _bad(f"Token id {unknown} is out of vocabulary", name)
@@ -267,7 +273,7 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
         return ()
     strings = [stop] if isinstance(stop, str) else stop
     if not isinstance(strings, list) or not all(isinstance(text, str) for text in strings):
-        raise _invalid("Input should be a valid string", "body.stop")
+        raise invalid("Input should be a valid string", "body.stop")
     if any(not text for text in strings):
         raise _bad("stop cannot contain an empty string.", "stop")
     return tuple(strings)
@@ -277,7 +283,7 @@ def _salt(salt: object) -> str:
     if salt is None:
         return ""
     if not isinstance(salt, str) or not 1 <= len(salt) <= _SALT_LENGTH:
-        raise _bad("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+        raise invalid("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
     return salt
 
 
@@ -285,6 +291,7 @@ def _bad(message: str, parameter: str | None) -> ApiError:
     return ApiError(400, message, parameter=parameter)
 
 
-def _invalid(fault: str, location: str | None) -> ApiError:
+def invalid(fault: str, location: str | None) -> ApiError:
+    """A body that does not have vLLM's schema."""
     message = f"1 validation error:\n  {{'loc': '{location}', 'msg': '{fault}'}}"
-    return ApiError(400, message, kind="Bad Request", parameter=location)
+    return ApiError(400, message, kind=_MALFORMED, parameter=location)

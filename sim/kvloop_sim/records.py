@@ -31,7 +31,6 @@ class EngineSettings:
     style: Style = field(default_factory=Style)
     timing: TimingModel = field(default_factory=TimingModel)
     connector: ConnectorSettings | None = None
-    registration_generation: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,8 @@ class EngineRequest:
     """One request inside the engine. Changed by Engine only.
 
     tokens: prompt and answer so far. computed: how many of them have KV in ``blocks``. attention: the state after
-    attending to the first ``attended`` of those. transferred: whether the connector has had its one look at ``params``.
+    attending to the first ``attended`` of those. published: how many of ``blocks`` the prefix cache knows.
+    transferred: whether the connector has had its one look at ``params``.
     """
 
     request_id: str
@@ -81,6 +81,7 @@ class EngineRequest:
     aborted: bool = False
     attention: int = 0
     attended: int = 0
+    published: int = 0
 
     @property
     def generated(self) -> int:

@@ -27,6 +27,7 @@ from kvloop_sim.protocol import (
     chat_ids,
     check_model,
     internal_error,
+    invalid,
     parse_generation,
 )
 from kvloop_sim.records import Sampling
@@ -130,9 +131,7 @@ class Server:
         elif isinstance(body.get("prompt"), str):
             ids = tokenizer.encode(body["prompt"])
         else:
-            raise ApiError(
-                400, "1 validation error:\n  {'loc': 'body.prompt', 'msg': 'Field required'}", kind="Bad Request"
-            )
+            raise invalid("Field required", "body.prompt")
         strings = [tokenizer.token_text(token) for token in ids] if Fields(body).flag("return_token_strs") else None
         return web.json_response(
             {"count": len(ids), "max_model_len": self._options.max_model_len, "tokens": ids, "token_strs": strings}
@@ -143,9 +142,7 @@ class Server:
         check_model(body, self._options)
         tokens = body.get("tokens")
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            raise ApiError(
-                400, "1 validation error:\n  {'loc': 'body.tokens', 'msg': 'Field required'}", kind="Bad Request"
-            )
+            raise invalid("Field required", "body.tokens")
         try:
             return web.json_response({"prompt": tokenizer.decode(tokens)})
         except ValueError as error:
@@ -167,9 +164,10 @@ class Server:
             raise internal_error()
         try:
             request = parse_generation(body, self._options, chat=chat)
-        except ApiError:
+        except ApiError as error:
             params = body.get("kv_transfer_params")
-            self._driver.rejected(params if isinstance(params, dict) else None)
+            if isinstance(params, dict) and not error.before_the_engine:
+                self._driver.rejected(params)
             raise
         base = http.headers.get("X-Request-Id") or body.get("request_id") or secrets.token_hex(16)
         answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{base}"
@@ -225,6 +223,9 @@ class Server:
                             await events.send(writer.role_chunk(index, prompt))
                         started = True
                         generated[index] += len(delta.token_ids)
+                        if not generated[index]:
+                            # vLLM takes an abort before the first token for an empty prefill chunk, and drops it.
+                            continue
                         if delta.finish:
                             open_choices -= 1
                             if open_choices and total > 1:
@@ -232,7 +233,7 @@ class Server:
                                 delta = Delta(delta.text, delta.token_ids, delta.finish, delta.stop_reason)
                         await events.send(writer.delta_chunk(index, delta, prompt, generated[index]))
 
-        last = None
+        last, gone = None, False
         try:
             async with asyncio.TaskGroup() as tasks:
                 for index in range(total):
@@ -243,6 +244,10 @@ class Server:
             last = internal_error().as_json()
         except* EngineFatal:
             last = internal_error(_DEAD).as_json()
+        except* ConnectionError:
+            gone = True
+        if gone:
+            return response
         if last is not None:
             await events.send(last)
         await response.write(b"data: [DONE]\n\n")
@@ -368,9 +373,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
     try:
         body = json.loads(await request.read())
     except ValueError as error:
-        raise ApiError(
-            400, f"1 validation error:\n  {{'type': 'json_invalid', 'msg': '{error}'}}", kind="Bad Request"
-        ) from error
+        raise invalid(f"JSON decode error: {error}", "body") from error
     if not isinstance(body, dict):
-        raise ApiError(400, "1 validation error:\n  {'msg': 'Input should be an object'}", kind="Bad Request")
+        raise invalid("Input should be a valid dictionary", "body")
     return body

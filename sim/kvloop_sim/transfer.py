@@ -35,6 +35,7 @@ class ConnectorSettings:
     """What the engine was told by ``--kv-transfer-config`` and its environment.
 
     decoder_ttl, lease: seconds that blocks are kept for a reader after a decode and after a prefill request.
+    registration_generation: whether handles have vLLM 0.33's field of that name.
     """
 
     engine_id: str
@@ -48,6 +49,7 @@ class ConnectorSettings:
     enforce_compatibility: bool = True
     host: str = "localhost"
     port: int = 5600
+    registration_generation: bool = True
 
     @property
     def lease_extension(self) -> float:
@@ -184,11 +186,6 @@ class Retention:
     leaked: bool = False
     for_decode: bool = False
 
-    @property
-    def kept(self) -> bool:
-        """Whether the blocks stay and a handle is returned."""
-        return self.seconds is not None
-
 
 _FREED: Final = Retention(None)
 
@@ -202,6 +199,39 @@ def on_finished(params: Mapping[str, Any] | None, plan: Plan, settings: Connecto
     if not settings.bidirectional:
         return _FREED
     return Retention(settings.decoder_ttl, leaked=not plan.tracked)
+
+
+def handle(
+    retention: Retention,
+    settings: ConnectorSettings,
+    *,
+    request_id: str,
+    block_ids: Sequence[int],
+    tokens: int,
+    deadline: float,
+    cached_tokens: int,
+) -> dict[str, Any]:
+    """The ``kv_transfer_params`` that say where a finished request's blocks are (``pull_scheduler.py:278``)."""
+    fields: dict[str, Any] = {
+        "do_remote_prefill": retention.for_decode,
+        "do_remote_decode": not retention.for_decode,
+        "remote_block_ids": [list(block_ids)],
+        "remote_engine_id": settings.engine_id,
+        "remote_request_id": request_id,
+        "remote_host": settings.host,
+        "remote_port": settings.port,
+        "tp_size": 1,
+        "dcp_size": 1,
+        "pp_size": 1,
+        "remote_num_tokens": tokens,
+        "remote_blocks_expiry_time": None if retention.for_decode else deadline,
+        "transfer_mode": "pull",
+    }
+    if retention.for_decode:
+        fields["remote_prefill_cached_tokens"] = cached_tokens
+    if settings.registration_generation:
+        fields["remote_registration_generation"] = 0
+    return fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
