@@ -18,8 +18,7 @@ from kvloop_router.errors import Unavailable
 class Candidate:
     """An engine as the policy sees it.
 
-    load: turns that this router runs there now.
-    serving: it is healthy and may get new turns. present: its process may still be read from.
+    load: requests of this router there now. serving: it is healthy and may get new turns.
     """
 
     name: str
@@ -28,7 +27,6 @@ class Candidate:
     kv_revision: str
     load: int
     serving: bool
-    present: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,8 @@ def choose_pair(
     """
     served = [revision] if revision is not None else _revisions(engines, random)
     for candidate in served:
-        prefills = _serving(engines, Role.PREFILL, candidate)
+        # Whoever issued a handle ends by an assertion if it is asked to pull it.
+        prefills = [engine for engine in _serving(engines, Role.PREFILL, candidate) if engine.pod_uid != issuer]
         decodes = _serving(engines, Role.DECODE, candidate)
         if not prefills or not decodes:
             continue

@@ -67,7 +67,7 @@ class Releases:
         """
         self._forget_expired()
         for item in self._pending:
-            if item.kv_revision == kv_revision and reachable(item):
+            if item.attempts == 0 and item.kv_revision == kv_revision and reachable(item):
                 self._pending.remove(item)
                 return item
         return None

@@ -1,0 +1,162 @@
+"""Small pure parts: headers, scopes, pairs, templates, metrics text, the engines file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvloop_connector.settings import Role
+from kvloop_router import exposition, headers, scope
+from kvloop_router.discovery import EngineSpec, InvalidEngines, parse_engines
+from kvloop_router.pairs import PairReport, Pairs, Templates, Verdict
+
+SECRET = b"s" * 32
+ENTRY = {"name": "p0", "role": "prefill", "url": "http://127.0.0.2:8000/", "podUID": "u", "kvRevision": "a", "zone": ""}
+PREFILL = EngineSpec("p0", Role.PREFILL, "http://p0", "uid-p0", "a")
+DECODE = EngineSpec("d0", Role.DECODE, "http://d0", "uid-d0", "a")
+
+METRICS = """\
+# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",hash_block_size="16"} 1.0
+vllm:nixl_bytes_transferred_sum{engine="0",model_name="tiny"} 1.5e+06
+vllm:nixl_bytes_transferred_sum{engine="1",model_name="tiny"} 500000.0
+vllm:nixl_bytes_transferred_sum_other{engine="1"} 7.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("offered", "taken"),
+    [
+        ("req-1.a:b@c", True),
+        (None, False),
+        ("", False),
+        ("a b", False),
+        ("x" * 129, False),
+        ("a\r\nb", False),
+        ("a/b", False),
+    ],
+)
+def test_a_request_id_is_taken_over_where_it_is_harmless(offered: str | None, taken: bool) -> None:
+    assert headers.request_id(offered, "fresh") == (offered if taken else "fresh")
+
+
+def test_a_leg_gets_trace_context_and_nothing_else_of_the_client() -> None:
+    incoming = {"traceparent": "00-1-2-01", "Authorization": "Bearer key", "Cookie": "x", "X-Forwarded-For": "1.2.3.4"}
+
+    assert headers.upstream(incoming, "id") == {
+        "Content-Type": "application/json",
+        "X-Request-Id": "id",
+        "traceparent": "00-1-2-01",
+    }
+
+
+@pytest.mark.parametrize(
+    ("authorization", "key"),
+    [("Bearer k", "k"), ("bearer k", "k"), ("Basic k", None), ("Bearer ", None), ("Bearer", None), (None, None)],
+)
+def test_the_key_of_a_request(authorization: str | None, key: str | None) -> None:
+    assert headers.bearer(authorization) == key
+
+
+def test_scopes_differ_by_tenant_model_and_salt() -> None:
+    scopes = [
+        scope.scope(SECRET, scope.tenant(SECRET, key), model, salt, set_salt=True)
+        for key in ("a", "b")
+        for model in ("m", "n")
+        for salt in (None, "s")
+    ]
+
+    assert len({one.ident for one in scopes}) == len(scopes)
+    assert len({one.salt for one in scopes}) == 4, "models share no KV, so that they may share a salt"
+
+
+def test_a_scope_can_leave_the_salt_to_the_client() -> None:
+    tenant = scope.tenant(SECRET, "a")
+
+    assert scope.scope(SECRET, tenant, "m", "mine", set_salt=False).salt == "mine"
+    assert scope.scope(SECRET, tenant, "m", None, set_salt=False).salt is None
+
+
+def test_a_scope_tells_nothing_of_the_key() -> None:
+    one = scope.scope(SECRET, scope.tenant(SECRET, "key"), "m", "salt", set_salt=True)
+
+    assert b"key" not in one.ident
+    assert "salt" not in str(one.salt)
+    assert one.token_key("a") != one.token_key("b")
+
+
+def test_metrics_text_tells_block_size_and_bytes() -> None:
+    assert exposition.block_size(METRICS) == 32
+    assert exposition.total(METRICS, exposition.BYTES_TRANSFERRED) == 2_000_000
+    assert exposition.block_size("") is None
+    assert exposition.total("", exposition.BYTES_TRANSFERRED) is None
+
+
+def test_the_engines_file_is_read() -> None:
+    assert parse_engines(json.dumps([ENTRY])) == (EngineSpec("p0", Role.PREFILL, "http://127.0.0.2:8000", "u", "a"),)
+    assert parse_engines("[]") == ()
+
+
+@pytest.mark.parametrize(
+    ("entries", "named"),
+    [
+        ({}, "list"),
+        ([1], "entry 0"),
+        ([{**ENTRY, "role": "router"}], "role"),
+        ([{**ENTRY, "podUID": ""}], "podUID"),
+        ([{name: value for name, value in ENTRY.items() if name != "url"}], "url"),
+        ([ENTRY, ENTRY], "same name"),
+    ],
+)
+def test_a_faulty_engines_file_is_refused(entries: Any, named: str) -> None:
+    with pytest.raises(InvalidEngines, match=named):
+        parse_engines(json.dumps(entries))
+
+
+def test_pairs_are_of_one_revision() -> None:
+    pairs = Pairs()
+    other = EngineSpec("d1", Role.DECODE, "http://d1", "uid-d1", "b")
+
+    pairs.update([PREFILL, DECODE, other])
+
+    assert [(report.prefill.name, report.decode.name) for report in pairs.reports()] == [("p0", "d0")]
+    assert pairs.usable("p0", "d0")
+    assert not pairs.usable("p0", "d1")
+
+
+def test_a_pair_that_failed_is_not_usable_until_it_is_verified() -> None:
+    pairs = Pairs()
+    pairs.update([PREFILL, DECODE])
+
+    pairs.record(PairReport(PREFILL, DECODE, Verdict.FAILED))
+    assert not pairs.usable("p0", "d0")
+    pairs.record(PairReport(PREFILL, DECODE, Verdict.VERIFIED))
+    assert pairs.usable("p0", "d0")
+    assert pairs.reports()[0].attempts == 2
+
+
+def test_a_new_process_makes_a_pair_unknown_again_and_an_old_report_is_void() -> None:
+    pairs = Pairs()
+    pairs.update([PREFILL, DECODE])
+    pairs.record(PairReport(PREFILL, DECODE, Verdict.VERIFIED))
+    restarted = EngineSpec("d0", Role.DECODE, "http://d0", "uid-new", "a")
+
+    pairs.update([PREFILL, restarted])
+    assert pairs.reports()[0].verdict is Verdict.UNKNOWN
+    pairs.record(PairReport(PREFILL, DECODE, Verdict.FAILED))
+    assert pairs.reports()[0].verdict is Verdict.UNKNOWN
+
+
+def test_a_template_that_disagreed_once_is_not_trusted_again() -> None:
+    templates = Templates()
+    assert templates.agrees(("chat",)) is None
+
+    assert templates.learn(("chat",), [1, 2], (1, 2))
+    assert templates.agrees(("chat",)) is True
+    assert not templates.learn(("chat",), [1, 2], [1, 3])
+    assert templates.learn(("chat",), [1, 2], [1, 2])
+    assert templates.agrees(("chat",)) is False
+    assert templates.agrees(("chat", "tools")) is None
