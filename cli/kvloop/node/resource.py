@@ -6,7 +6,7 @@ For real engines the resource is first fitted to a CPU; every change is told, no
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,10 @@ BIND_ADDRESS = "$(POD_IP)"
 
 _DEFAULT_MODEL_LENGTH = 8192
 _CPU_BLOCK_SIZES = range(cpu_engine.BLOCK_SIZE, 1024 + 1, cpu_engine.BLOCK_SIZE)
+
+
+Settings = Mapping[str, Mapping[str, Any]]
+"""Values by part of ``spec`` and field, in wire names."""
 
 
 class InvalidFile(NodeError):
@@ -56,21 +60,21 @@ class LocalDeployment:
         model = self.resource.spec.model
         return model.served_name or model.id or ""
 
-    def with_router_settings(self, **settings: Any) -> LocalDeployment:
-        """The same deployment, with other values (wire names) in ``spec.router``."""
-        document = plain(self.resource)
-        document["spec"].setdefault("router", {}).update(settings)
-        resource = DisaggregatedInference.parse(document)
+    def with_settings(self, settings: Settings) -> LocalDeployment:
+        """The same deployment and the same secrets, with other values in the resource."""
+        resource = DisaggregatedInference.parse(_overlaid(plain(self.resource), settings))
         return replace(self, resource=resource, manifests=desired(resource, self.facts))
 
 
-def prepare(file: Path, *, engine: EngineKind, state_dir: Path, time_scale: float = 1.0) -> LocalDeployment:
-    """Read, check and render the one resource in ``file``.
+def prepare(
+    file: Path, *, engine: EngineKind, state_dir: Path, time_scale: float = 1.0, settings: Settings | None = None
+) -> LocalDeployment:
+    """Read, check and render the one resource in ``file``, with ``settings`` in place of what it says.
 
     Raises ``InvalidFile``; and ``NoEngineEnvironment`` where real engines are asked for and there are none.
     """
-    settings = _settings(state_dir)
-    loaded = load(file, settings)
+    operator_settings = _operator_settings(state_dir)
+    loaded = load(file, operator_settings)
     lines = [line for document in loaded for line in document.lines()]
     if lines:
         raise InvalidFile("\n".join(lines))
@@ -80,7 +84,8 @@ def prepare(file: Path, *, engine: EngineKind, state_dir: Path, time_scale: floa
     # An empty list of faults means that both are there.
     assert document.resource is not None  # noqa: S101
     assert document.facts is not None  # noqa: S101
-    resource, facts = document.resource, document.facts
+    facts = document.facts
+    resource = DisaggregatedInference.parse(_overlaid(plain(document.resource), settings or {}))
     notices = [str(note) for note in document.notes]
     if engine is EngineKind.SIM:
         version = str(facts.engine.version) if facts.engine is not None else "0.33.0"
@@ -91,7 +96,7 @@ def prepare(file: Path, *, engine: EngineKind, state_dir: Path, time_scale: floa
         environment = EngineEnvironment.find()
         model = _model_folder(resource) or tiny_model(environment)
         fitted, changes = fit_to_cpu(plain(resource), model=model, version=environment.version)
-        again = examine(file, fitted, settings)
+        again = examine(file, fitted, operator_settings)
         if again.resource is None or again.facts is None:
             raise InvalidFile("\n".join(again.lines()))
         resource, facts = again.resource, _with_plugin(again.facts)
@@ -160,7 +165,14 @@ def _words(arguments: Sequence[str]) -> Iterator[list[str]]:
         yield words
 
 
-def _settings(state_dir: Path) -> OperatorSettings:
+def _overlaid(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    spec = {**document["spec"]}
+    for part, values in settings.items():
+        spec[part] = {**spec.get(part, {}), **values}
+    return {**document, "spec": spec}
+
+
+def _operator_settings(state_dir: Path) -> OperatorSettings:
     return OperatorSettings(
         bind_address=BIND_ADDRESS,
         engines_file=str(engines_path(state_dir)),
