@@ -6,11 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from kvloop.commands import crd, render, validate
+from kvloop.commands import crd, demo, render, up, validate
 
 COMMANDS = (
     render,
     validate,
+    up,
+    demo,
     crd,
 )
 

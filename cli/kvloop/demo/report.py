@@ -12,6 +12,7 @@ from kvloop.demo.result import Row
 from kvloop.node.stand_in import EngineKind
 
 _OFF_COLOUR, _ON_COLOUR = "#b5502f", "#2f6fb5"
+_HEADROOM = 1.25
 
 
 def title(engine: EngineKind, version: str) -> str:
@@ -66,26 +67,30 @@ def picture(measured: Sequence[Row], heading: str, settings: Mapping[str, Any], 
     figure = Figure(figsize=(9, 5.4), dpi=150, layout="constrained")
     axes = figure.subplots()
     tokens = [row.prompt_tokens for row in measured]
-    for label, colour, times in (
-        ("reuse off", _OFF_COLOUR, [row.off_seconds * 1000 for row in measured]),
-        ("reuse on", _ON_COLOUR, [row.on_seconds * 1000 for row in measured]),
-    ):
-        axes.plot(tokens, times, marker="o", color=colour, label=label, linewidth=2)
-        for x, y, row in zip(tokens, times, measured, strict=True):
+    off, on = [row.off_seconds * 1000 for row in measured], [row.on_seconds * 1000 for row in measured]
+    axes.plot(tokens, off, marker="o", color=_OFF_COLOUR, label="reuse off", linewidth=2)
+    axes.plot(tokens, on, marker="o", color=_ON_COLOUR, label="reuse on (in brackets: how many times shorter)")
+    for row, x, above, below in zip(measured, tokens, off, on, strict=True):
+        # Outside of both lines, whichever is on top, so that no label covers the other.
+        label = f"{below:.0f}" if row.turn == 1 else f"{below:.0f}\n({row.ratio:.1f}x)"
+        for text, y, offset, side, colour in (
+            (f"{above:.0f}", max(above, below), 7, "bottom", _OFF_COLOUR),
+            (label, min(above, below), -7, "top", _ON_COLOUR),
+        ):
             axes.annotate(
-                f"{y:.0f}" if label == "reuse off" or row.turn == 1 else f"{y:.0f}\n({row.ratio:.1f}x)",
+                text,
                 (x, y),
+                xytext=(0, offset),
                 textcoords="offset points",
-                xytext=(0, 8 if label == "reuse off" else -24),
                 ha="center",
+                va=side,
                 fontsize=8,
                 color=colour,
             )
     axes.set_title(heading, fontsize=12, fontweight="bold")
     axes.set_xlabel("prompt tokens of the turn")
     axes.set_ylabel("time to first token, ms")
-    axes.set_ylim(bottom=0)
-    axes.margins(y=0.2)
+    axes.set_ylim(0, max(*off, *on) * _HEADROOM)
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", frameon=False)
     figure.supxlabel("; ".join(f"{name}: {value}" for name, value in settings.items()), fontsize=6, wrap=True)
