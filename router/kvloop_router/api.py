@@ -34,6 +34,7 @@ from kvloop_router.turn_log import TurnLog, TurnReport
 _log = logging.getLogger(__name__)
 
 _CLIENT_LEFT = 499
+_REQUEST_ID = web.RequestKey("request_id", str)
 _RETRY_AFTER_SECONDS = "1"
 
 # APIs that give no handle that could be proven or released: to a decode engine, which retains nothing for them.
@@ -376,11 +377,11 @@ def _json(status: int, body: Any, told: dict[str, str] | None = None) -> web.Res
 
 
 def _request_id(request: web.Request) -> str:
-    known = request.get("request_id")
+    known = request.get(_REQUEST_ID)
     if known is None:
         known = headers.request_id(request.headers.get(headers.REQUEST_ID), secrets.token_hex(16))
-        request["request_id"] = known
-    return str(known)
+        request[_REQUEST_ID] = known
+    return known
 
 
 def _is_client_error(status: int) -> bool:

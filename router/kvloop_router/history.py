@@ -31,10 +31,12 @@ class Trail:
     digests: DIGEST_BYTES for each message.
     shared: how many leading messages many conversations may have in common without being one (the system prompt); of a
         completion's prompt, all but the last piece.
+    answered: whether it holds an answer, which no other conversation is likely to have.
     """
 
     digests: bytes
     shared: int
+    answered: bool
 
     def __len__(self) -> int:
         return len(self.digests) // DIGEST_BYTES
@@ -58,9 +60,13 @@ def trail(key: DigestKey, request: Request) -> Trail:
     """The trail of a request's history, keyed and bound to the key's context."""
     if request.api is Api.CHAT:
         messages = request.body["messages"]
-        return Trail(_chain(key, [_canonical(message) for message in messages]), _introduction(messages))
+        return Trail(
+            digests=_chain(key, [_canonical(message) for message in messages]),
+            shared=_introduction(messages),
+            answered=any(message["role"] == "assistant" for message in messages),
+        )
     pieces = _pieces(request.body.get("prompt"))
-    return Trail(_chain(key, pieces), max(0, len(pieces) - 1))
+    return Trail(_chain(key, pieces), shared=max(0, len(pieces) - 1), answered=True)
 
 
 def common_messages(left: Trail, right: Trail) -> int:
@@ -69,8 +75,11 @@ def common_messages(left: Trail, right: Trail) -> int:
 
 
 def same_conversation(recorded: Trail, new: Trail) -> bool:
-    """Whether the two share more than a system prompt, so that one may use the other's handle."""
-    return common_messages(recorded, new) > recorded.shared
+    """Whether the new history may use the recorded one's handle: it shares more than a system prompt, and is not just
+    another conversation's equal beginning.
+    """
+    common = common_messages(recorded, new)
+    return common > recorded.shared and (common < len(new) or new.answered)
 
 
 def _introduction(messages: Sequence[Mapping[str, Any]]) -> int:

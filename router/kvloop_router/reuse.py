@@ -67,14 +67,17 @@ class Reuse:
     async def find(self, query: Query, scope: Scope, token_ids: Sequence[int] | None, why_unprovable: str) -> Options:
         """The handles that this turn may use. What is certainly this conversation's and of no use is released.
 
-        token_ids: of the new prompt; None: nothing can be proven, for the reason given.
+        token_ids: of the new prompt; None: nothing can be proven, for the reason given, or without one because the
+        engines' rendering of such a request is not known yet.
         """
         found = await self._store.find(query)
-        if not found.matches:
-            return Options((), found.absence)
         if token_ids is None or not self._config.reuse:
             await self._give_up(found.matches)
-            return Options((), why_unprovable if self._config.reuse else "off")
+            if not self._config.reuse:
+                return Options((), "off")
+            return Options((), why_unprovable or ("template" if found.matches else found.absence))
+        if not found.matches:
+            return Options((), found.absence)
         proven = [Option(match.kept, self._proven(match.kept, scope, token_ids)) for match in found.matches]
         threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
         usable = [option for option in proven if option.tokens >= threshold]

@@ -174,7 +174,7 @@ class Turns:
         turn.learning = agrees is None
         if agrees:
             turn.token_ids = token_ids
-        return "" if agrees else "template"
+        return "template" if agrees is False else ""
 
     async def _token_ids(self, turn: Turn, body: Mapping[str, Any]) -> tuple[list[int] | None, int | None]:
         """The ids and the longest prompt, as some engine says; (None, None) where no engine tells."""

@@ -57,6 +57,11 @@ def kept(name: str, *contents: str, deadline: float = 1450.0, **facts: Any) -> K
     return Kept(**(defaults | facts))
 
 
+def next_turn(*contents: str, conversation: str | None = None, scope: bytes = SCOPE) -> Query:
+    """A search for the turn that follows one whose messages were ``contents``."""
+    return query(*contents, "an answer", "a next question", conversation=conversation, scope=scope)
+
+
 def query(*contents: str, conversation: str | None = None, scope: bytes = SCOPE) -> Query:
     """A search for a turn whose messages are ``contents``."""
     return Query(scope, conversation, chat_trail(*contents, key=DigestKey(b"k" * 32, scope)))

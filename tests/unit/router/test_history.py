@@ -60,6 +60,18 @@ def test_a_shared_system_prompt_makes_no_conversation() -> None:
     assert not same_conversation(chat(SYSTEM), chat(SYSTEM))
 
 
+def test_another_conversations_equal_beginning_is_no_reason_to_take_its_handle() -> None:
+    recorded = chat(SYSTEM, ("user", "one"))
+
+    assert not same_conversation(recorded, chat(SYSTEM, ("user", "one")))
+
+
+def test_an_answer_that_is_made_anew_is_of_the_same_conversation() -> None:
+    recorded = chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "two"))
+
+    assert same_conversation(recorded, recorded)
+
+
 def test_the_order_of_keys_in_a_message_means_nothing() -> None:
     one = trail(KEY, Request(Api.CHAT, {"messages": [{"role": "user", "content": "x"}]}, "tiny", None, False))
     other = trail(KEY, Request(Api.CHAT, {"messages": [{"content": "x", "role": "user"}]}, "tiny", None, False))

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvloop_connector.lifecycle import State
 from kvloop_router.store import SHORTLIST, Absence, Kept, MemoryStore
-from tests.unit.router.kept_handles import Clock, kept, query
+from tests.unit.router.kept_handles import Clock, kept, next_turn, query
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def store(clock: Clock) -> MemoryStore:
 
 
 async def names(store: MemoryStore, *contents: str, **facts: Any) -> list[str]:
-    found = await store.find(query(*contents, **facts))
+    found = await store.find(next_turn(*contents, **facts))
     return [match.kept.params["remote_request_id"] for match in found.matches]
 
 
 async def absence(store: MemoryStore, *contents: str, **facts: Any) -> Absence:
-    found = await store.find(query(*contents, **facts))
+    found = await store.find(next_turn(*contents, **facts))
     assert found.matches == ()
     return found.absence
 
@@ -95,7 +95,7 @@ async def test_the_longest_history_comes_first_and_of_equal_ones_the_newest(stor
     await store.put(kept("longer", "a", "b", "c", "d", "e"))
     await store.put(kept("same", "a", "b", "c"))
 
-    assert await names(store, "a", "b", "c", "next", "turn") == ["same", "long", "short", "longer"]
+    assert await names(store, "a", "b", "c") == ["same", "long", "short", "longer"]
 
 
 async def test_an_edited_history_finds_its_handle_uncertainly(store: MemoryStore) -> None:
@@ -115,7 +115,7 @@ async def test_a_shared_system_prompt_finds_nothing(store: MemoryStore) -> None:
 async def test_no_scope_finds_anothers_handles(store: MemoryStore) -> None:
     await store.put(kept("one", "a", conversation="c"))
 
-    assert await absence(store, "a", "b", "c", conversation="c", scope=b"another") is Absence.MISS
+    assert await absence(store, "a", conversation="c", scope=b"another") is Absence.MISS
 
 
 async def test_a_conversation_id_selects_whatever_the_history_is(store: MemoryStore) -> None:
@@ -127,8 +127,8 @@ async def test_a_conversation_id_selects_whatever_the_history_is(store: MemorySt
 async def test_two_ids_are_two_conversations_whatever_their_histories(store: MemoryStore) -> None:
     await store.put(kept("one", "a", conversation="c"))
 
-    assert await absence(store, "a", "b", "c", conversation="d") is Absence.MISS
-    assert await names(store, "a", "b", "c") == ["one"]
+    assert await absence(store, "a", conversation="d") is Absence.MISS
+    assert await names(store, "a") == ["one"]
 
 
 async def test_a_new_handle_of_a_conversation_id_supersedes_the_old_one(store: MemoryStore) -> None:
@@ -175,10 +175,10 @@ async def test_handles_of_a_process_that_is_gone_are_dropped(store: MemoryStore)
 async def test_a_turn_without_a_handle_is_remembered(store: MemoryStore) -> None:
     await store.note_absent(query("a"), Absence.NO_HANDLE)
 
-    assert await absence(store, "a", "b", "c") is Absence.NO_HANDLE
+    assert await absence(store, "a") is Absence.NO_HANDLE
     await store.put(kept("one", "a"))
     await store.take("engine/one")
-    assert await absence(store, "a", "b", "c") is Absence.TAKEN
+    assert await absence(store, "a") is Absence.TAKEN
 
 
 async def test_ending_a_conversation_gives_its_handles_back(store: MemoryStore) -> None:
@@ -195,7 +195,7 @@ async def test_a_search_gives_a_short_list(store: MemoryStore) -> None:
     for index in range(2 * SHORTLIST):
         await store.put(kept(f"{index}", "a"))
 
-    assert len(await names(store, "a", "b", "c")) == SHORTLIST
+    assert len(await names(store, "a")) == SHORTLIST
 
 
 async def test_what_is_retained_is_counted_by_process(store: MemoryStore, clock: Clock) -> None:
@@ -243,7 +243,7 @@ class Bookkeeping(RuleBasedStateMachine):
 
     @rule(content=st.sampled_from("ab"), conversation=st.sampled_from([None, "c", "d"]))
     def find_and_take(self, content: str, conversation: str | None) -> None:
-        for match in self.run(self.store.find(query(content, conversation=conversation))).matches:
+        for match in self.run(self.store.find(next_turn(content, conversation=conversation))).matches:
             ident = match.kept.ident
             assert ident not in self.over
             assert ident not in self.granted
