@@ -51,22 +51,24 @@ def require_version_1() -> None:
         )
 
 
-def create(name: str) -> list[Path]:
-    """Make a cgroup called `name` below the present one in every hierarchy."""
+def below_present(name: str) -> list[Path]:
+    """The paths of cgroups called `name` below the present one in every hierarchy."""
     mounted = mount_points(Path("/proc/self/mountinfo").read_text())
-    made = []
-    for hierarchy in hierarchies(Path("/proc/self/cgroup").read_text()):
-        root = mounted.get(hierarchy.controllers.split(",")[0])
-        if root is None:
-            continue
-        cgroup = root / hierarchy.path.lstrip("/") / name
+    return [
+        mounted[hierarchy.controllers.split(",")[0]] / hierarchy.path.lstrip("/") / name
+        for hierarchy in hierarchies(Path("/proc/self/cgroup").read_text())
+        if hierarchy.controllers.split(",")[0] in mounted
+    ]
+
+
+def create(cgroups: Iterable[Path]) -> None:
+    """Make `cgroups`, ready to take processes."""
+    for cgroup in cgroups:
         cgroup.mkdir()
-        made.append(cgroup)
         for file in ("cpuset.cpus", "cpuset.mems"):
             # A new cpuset is empty, and takes no process before it is filled.
             if (cgroup / file).exists():
                 (cgroup / file).write_text((cgroup.parent / file).read_text())
-    return made
 
 
 def join(cgroups: Iterable[Path]) -> None:

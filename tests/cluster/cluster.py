@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import subprocess
@@ -12,10 +11,11 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.cluster import build, cgroups, debian, images, parts
 from tests.cluster.audit import AuditLog
+from tests.cluster.build import location
 from tests.cluster.credentials import Authority, encoded, write_kubeconfig
 from tests.cluster.errors import ClusterFailedError, ClusterUnavailableError
 from tests.cluster.kubectl import Kubectl
@@ -58,9 +58,8 @@ class Cluster:
         """A kubeconfig for a user of that name and those groups: by certificate here, by impersonation elsewhere."""
         file = f"user-{secrets.token_hex(4)}"
         if self.state is None:
-            view = json.loads(self.kubectl("config", "view", "--raw", "--minify", "--output=json"))
-            (user,) = view["users"]
-            return self._write_identity(file, user["user"] | {"as": name, "as-groups": list(groups)})
+            (admin,) = self._view()["users"]
+            return self._write_identity(file, admin["user"] | {"as": name, "as-groups": list(groups)})
         certificate, key = Authority(self.state.keys).issue(file, user=name, groups=groups)
         return self._write_identity(
             file, {"client-certificate-data": encoded(certificate), "client-key-data": encoded(key)}
@@ -95,9 +94,11 @@ class Cluster:
         return self.state
 
     def _write_identity(self, name: str, user: dict[str, object]) -> Path:
-        view = json.loads(self.kubectl("config", "view", "--raw", "--minify", "--flatten", "--output=json"))
-        (entry,) = view["clusters"]
+        (entry,) = self._view()["clusters"]
         return write_kubeconfig(self.folder / name, cluster=entry["cluster"], user=user)
+
+    def _view(self) -> Any:
+        return self.kubectl.json("config", "view", "--raw")
 
 
 def require(size: Size) -> None:
@@ -152,11 +153,16 @@ def own(state: State) -> Cluster:
 
 
 @contextlib.contextmanager
-def given(kubeconfig: Path) -> Iterator[Cluster]:
-    """Somebody else's cluster."""
+def given(kubeconfig: str) -> Iterator[Cluster]:
+    """Somebody else's cluster: the current context of `kubeconfig`, as the variable KUBECONFIG may say it."""
     build.require([parts.KUBECTL])
     with tempfile.TemporaryDirectory() as folder:
-        yield Cluster(kubeconfig=kubeconfig.resolve(), folder=Path(folder))
+        # A copy, so that kubectl writes nothing beside the original.
+        copy = Path(folder) / "admin"
+        kubectl = location(parts.KUBECTL) / "kubectl"
+        view = ("config", "view", "--raw", "--minify", "--flatten", "--output=json")
+        copy.write_text(parts.run(kubectl, *view, environment={"KUBECONFIG": kubeconfig}))
+        yield Cluster(kubeconfig=copy, folder=Path(folder))
 
 
 def supervisor_command(size: Size, state: State, *flags: str) -> list[str]:

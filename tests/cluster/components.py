@@ -62,6 +62,9 @@ def api_server(state: State, *, etcd: str, bind: str, port: int) -> list[str]:
         f"--audit-log-path={state.audit_log}",
         # Written with the request, not some time after it.
         "--audit-log-mode=blocking",
+        # In one file, however long (MiB).
+        "--audit-log-maxsize=100000",
+        "--allow-privileged=true",
     )
 
 
@@ -70,7 +73,6 @@ def node_api_server(state: State, *, etcd: str) -> list[str]:
     return [
         *api_server(state, etcd=etcd, bind="0.0.0.0", port=API_PORT),
         f"--advertise-address={NODE_ADDRESS}",
-        "--allow-privileged=true",
         f"--kubelet-client-certificate={state.keys / 'kubelet-client.crt'}",
         f"--kubelet-client-key={state.keys / 'kubelet-client.key'}",
         f"--kubelet-certificate-authority={state.keys / 'ca.crt'}",

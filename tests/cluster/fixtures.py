@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,14 +15,14 @@ from tests.cluster import cluster, images
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterUnavailableError
 from tests.cluster.kubectl import Kubectl
+from tests.cluster.parts import BASE_IMAGE
 from tests.cluster.state import Size
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kubeconfig",
-        type=Path,
-        default=os.environ.get("KUBECONFIG") or None,
+        default=os.environ.get("KUBECONFIG"),
         help="run the cluster tests on this cluster instead of starting one (default: $KUBECONFIG)",
     )
 
@@ -46,10 +45,10 @@ def skip_where_unavailable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _provided(size: Size, config: pytest.Config) -> Iterator[Cluster]:
-    kubeconfig: Path | None = config.getoption("--kubeconfig")
+    kubeconfig: str | None = config.getoption("--kubeconfig")
     with contextlib.ExitStack() as stack:
         with skip_where_unavailable():
-            provider = cluster.given(Path(kubeconfig)) if kubeconfig else cluster.running(size)
+            provider = cluster.given(kubeconfig) if kubeconfig else cluster.running(size)
             provided = stack.enter_context(provider)
         yield provided
 
@@ -75,15 +74,28 @@ def namespace(node: Cluster) -> Iterator[Kubectl]:
         yield kubectl
 
 
+def _pushed(component: str) -> str:
+    registry = os.environ.get("KVLOOP_TEST_IMAGES")
+    with skip_where_unavailable():
+        if not registry:
+            raise ClusterUnavailableError("KVLOOP_TEST_IMAGES does not say where the given cluster finds the images")
+    return f"{registry}/kvloop-{component}:{images.TAG}"
+
+
+@pytest.fixture(scope="session")
+def base_image(node: Cluster) -> str:
+    """An image with Python and nothing of ours, on the node; elsewhere `$KVLOOP_TEST_IMAGES/kvloop-base:test`."""
+    return BASE_IMAGE if node.state is not None else _pushed("base")
+
+
 @pytest.fixture(scope="session")
 def kvloop_images(node: Cluster) -> dict[str, str]:
     """The images of this checkout, built and loaded into the node: component to image name.
 
-    On a cluster given by kubeconfig they have to be there already, as `$KVLOOP_TEST_IMAGES/kvloop-COMPONENT:test`.
+    A cluster given by kubeconfig has to find them as `$KVLOOP_TEST_IMAGES/kvloop-COMPONENT:test`.
     """
-    registry = os.environ.get("KVLOOP_TEST_IMAGES")
-    if node.state is None and registry:
-        return {component: f"{registry}/kvloop-{component}:{images.TAG}" for component in images.COMPONENTS}
+    if node.state is None:
+        return {component: _pushed(component) for component in images.COMPONENTS}
     with skip_where_unavailable(), images.built() as archives:
         for archive in archives:
             node.load_images(archive)

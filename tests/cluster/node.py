@@ -40,8 +40,10 @@ def start(state: State, services: Services) -> Ready:
     components.write_audit_policy(state)
     components.write_node_configuration(state, runc=debian.find("runc") or "runc")
 
-    own = cgroups.create(f"kvloop-node-{os.getpid()}")
+    own = cgroups.below_present(f"kvloop-node-{os.getpid()}")
+    # First on record, then made: whoever sweeps up knows of all that may be there.
     state.cgroups.write_text("".join(f"{cgroup}\n" for cgroup in own))
+    cgroups.create(own)
     unshare = services.start(
         "init",
         [

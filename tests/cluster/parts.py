@@ -84,8 +84,10 @@ def _install_wheel(name: str, target: Path) -> None:
         pins = Path(folder) / "requirements.txt"
         pins.write_text(requirement(name, REQUIREMENTS.read_text()))
         uv = os.environ.get("UV") or shutil.which("uv")
-        installer = [uv, "pip"] if uv else [sys.executable, "-m", "pip"]
-        run(*installer, "install", "--quiet", "--no-deps", "--require-hashes", "--target", target, "-r", pins)
+        if uv is None:
+            raise ClusterUnavailableError(f"{name} comes by uv: run `make cluster-parts`, or set UV to uv's path")
+        flags = ["--quiet", "--no-deps", "--require-hashes", "--python", sys.executable]
+        run(uv, "pip", "install", *flags, "--target", target, "--requirements", pins)
 
 
 def _go_build(go: Path, module: str, output: Path, *packages: str, tags: str = "", link: str = "") -> None:
