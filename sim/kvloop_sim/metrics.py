@@ -34,6 +34,7 @@ class Metrics:
         self._inter_token = self._histogram("vllm:inter_token_latency_seconds", _INTER_TOKEN)
         self._latency = self._histogram("vllm:e2e_request_latency_seconds", _REQUEST)
         self._transfer = self._histogram("vllm:nixl_xfer_time_seconds", _TRANSFER)
+        self._post = self._histogram("vllm:nixl_post_time_seconds", (0.001, *_TRANSFER))
         self._bytes = self._histogram("vllm:nixl_bytes_transferred", _BYTES)
         self._descriptors = self._histogram("vllm:nixl_num_descriptors", _DESCRIPTORS)
         self._registry.register(self)
@@ -49,6 +50,8 @@ class Metrics:
     def on_transfer(self, seconds: float, size: int, blocks: int) -> None:
         """``blocks`` blocks of ``size`` bytes in all were read from a peer."""
         self._transfer.observe(seconds)
+        # Posting a transfer takes no time here.
+        self._post.observe(0)
         self._bytes.observe(size)
         self._descriptors.observe(blocks)
 

@@ -102,6 +102,7 @@ def parse_generation(body: Mapping[str, Any], options: Options, *, chat: bool) -
         )
     if echo and wanted == 0:
         wanted = 1
+    _check_ranges(body)
     min_tokens = fields.whole("min_tokens") or 0
     max_tokens = tuple(_max_tokens(prompt, wanted, min_tokens, options) for prompt in prompts)
     n = fields.whole("n")
@@ -204,6 +205,29 @@ class Fields:
         if value is None or isinstance(value, Mapping):
             return value
         raise invalid("Input should be a valid dictionary", f"body.{name}")
+
+
+# What vLLM's sampling parameters may be: the least and the most, and whether the least itself is allowed.
+_RANGES: Final[dict[str, tuple[float, float, bool]]] = {
+    "temperature": (0.0, 2.0, True),
+    "top_p": (0.0, 1.0, False),
+    "top_k": (-1, 2**31, True),
+    "min_p": (0.0, 1.0, True),
+    "presence_penalty": (-2.0, 2.0, True),
+    "frequency_penalty": (-2.0, 2.0, True),
+    "repetition_penalty": (0.0, float("inf"), False),
+}
+
+
+def _check_ranges(body: Mapping[str, Any]) -> None:
+    for name, (least, most, closed) in _RANGES.items():
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise invalid("Input should be a valid number", f"body.{name}")
+        if not (least < value <= most or (closed and value == least)):
+            raise _bad(f"{name} must be in {'[' if closed else '('}{least:g}, {most:g}], got {value}.", name)
 
 
 def _given_ids(params: dict[str, Any] | None, options: Options) -> list[int] | None:
