@@ -18,7 +18,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kvloop.node.errors import NoSuchPod, PodsNotReady, UnsupportedManifest
+from kvloop.node.errors import NodeUnavailable, NoSuchPod, PodsNotReady, PortTaken, UnsupportedManifest
+from kvloop.node.forward import forwarded
 from kvloop.node.images import ProcessImage
 from kvloop.node.node import LocalNode, NodeSettings
 from kvloop.node.pod import PodStatus
@@ -56,7 +57,7 @@ def one(**fields: Any) -> Manifest:
 async def running(
     manifests: Iterable[Manifest], state_dir: Path, settings: NodeSettings = FAST
 ) -> AsyncIterator[LocalNode]:
-    async with asyncio.timeout(60), LocalNode(manifests, IMAGES, state_dir=state_dir, settings=settings) as node:
+    async with asyncio.timeout(200), LocalNode(manifests, IMAGES, state_dir=state_dir, settings=settings) as node:
         yield node
 
 
@@ -357,7 +358,7 @@ async def test_the_image_is_told_which_processes_are_ready(tmp_path: Path) -> No
     seen: list[list[int]] = []
     images = {"image": ProcessImage(path=IMAGES["image"].path, when_ready=lambda pids: seen.append(list(pids)))}
 
-    async with asyncio.timeout(60), LocalNode([one()], images, state_dir=tmp_path, settings=FAST) as node:
+    async with asyncio.timeout(200), LocalNode([one()], images, state_dir=tmp_path, settings=FAST) as node:
         await node.ready()
         pid = (await get(pod(node, "x-0"), "/"))["pid"]
 
@@ -397,3 +398,40 @@ def test_nothing_is_left_when_the_node_is_killed(tmp_path: Path) -> None:
         assert readable == [container_process]
     finally:
         os.close(container_process)
+
+
+async def test_a_state_directory_belongs_to_one_node_at_a_time(tmp_path: Path) -> None:
+    async with running([one()], tmp_path):
+        with pytest.raises(NodeUnavailable, match="another node runs in"):
+            async with running([one()], tmp_path):
+                pass
+    async with running([one()], tmp_path) as node:
+        await node.ready()
+
+
+async def test_a_forwarded_port_leads_to_the_pod_that_is_there_now(tmp_path: Path) -> None:
+    async with running([one()], tmp_path) as node:
+
+        def target() -> tuple[str, int] | None:
+            ready = [status.address for status in node.pods() if status.ready]
+            return (ready[0], 8000) if ready else None
+
+        async with forwarded(0, target) as port, aiohttp.ClientSession() as session:
+            for _ in range(2):
+                await node.ready()
+                async with session.get(f"http://127.0.0.1:{port}/") as response:
+                    assert (await response.json())["environment"]["POD_IP"] == pod(node, "x-0").address
+                await node.delete_pod("x-0")
+
+
+async def test_a_forwarded_connection_ends_when_no_pod_is_ready() -> None:
+    async with forwarded(0, lambda: None) as port, aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await session.get(f"http://127.0.0.1:{port}/")
+
+
+async def test_a_forwarded_port_that_is_taken_is_refused() -> None:
+    async with forwarded(0, lambda: None) as port:
+        with pytest.raises(PortTaken, match=str(port)):
+            async with forwarded(port, lambda: None):
+                pass

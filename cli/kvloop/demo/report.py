@@ -69,7 +69,9 @@ def picture(measured: Sequence[Row], heading: str, settings: Mapping[str, Any], 
     tokens = [row.prompt_tokens for row in measured]
     off, on = [row.off_seconds * 1000 for row in measured], [row.on_seconds * 1000 for row in measured]
     axes.plot(tokens, off, marker="o", color=_OFF_COLOUR, label="reuse off", linewidth=2)
-    axes.plot(tokens, on, marker="o", color=_ON_COLOUR, label="reuse on (in brackets: how many times shorter)")
+    axes.plot(
+        tokens, on, marker="o", color=_ON_COLOUR, label="reuse on (in brackets: how many times shorter)", linewidth=2
+    )
     for row, x, above, below in zip(measured, tokens, off, on, strict=True):
         # Outside of both lines, whichever is on top, so that no label covers the other.
         label = f"{below:.0f}" if row.turn == 1 else f"{below:.0f}\n({row.ratio:.1f}x)"

@@ -7,13 +7,15 @@ first whenever either changed. What to do next is decided in ``converge``; how a
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import aiohttp
 
@@ -85,17 +87,18 @@ class LocalNode:
         self._changed = asyncio.Event()
         self._news = asyncio.Condition()
         self._closing = False
+        self._lock: TextIO | None = None
 
     async def __aenter__(self) -> Self:
         if sys.platform != "linux":
             raise NodeUnavailable("the local node needs Linux: loopback networks and parent-death signals")
         self._network = PodNetwork.claim()
         try:
-            self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._claim_state_dir()
             self._want(self._manifests)
             self._publish_engines()
         except BaseException:
-            self._network.close()
+            self._let_go()
             raise
         # Connections are not kept: a probe asks whether the container takes new ones.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
@@ -116,7 +119,7 @@ class LocalNode:
             await self._tasks.__aexit__(None, None, None)
         finally:
             await self._session.close()
-            self._network.close()
+            self._let_go()
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -181,9 +184,29 @@ class LocalNode:
             )
             plan_pod(workload.template, trial, objects=wanted.objects, place=place)
         self._wanted = wanted
+        keys = {workload.key for workload in wanted.workloads}
+        self._states = {key: state for key, state in self._states.items() if key in keys}
         for workload in wanted.workloads:
             state = self._states.setdefault(workload.key, _State(current=workload.revision))
             state.templates[workload.revision] = workload.template
+
+    def _claim_state_dir(self) -> None:
+        """Nobody else's while this node lives; what a killed node left of its pods goes."""
+        pods = self.state_dir / "pods"
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.state_dir / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise NodeUnavailable(f"another node runs in {self.state_dir}") from None
+        shutil.rmtree(pods, ignore_errors=True)
+        # Secrets lie below.
+        pods.mkdir(mode=0o700)
+
+    def _let_go(self) -> None:
+        self._network.close()
+        if self._lock is not None:
+            self._lock.close()
 
     async def _converge_for_ever(self) -> None:
         while not self._closing or self._pods:
@@ -285,6 +308,8 @@ class LocalNode:
 
     def _refresh_files(self) -> None:
         for key, _, pod in self._pods.values():
+            if pod.terminating or key not in self._states:
+                continue
             template = self._states[key].templates[pod.revision]
             try:
                 plan = plan_pod(template, pod.plan.identity, objects=self._wanted.objects, place=self._place())

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from kvloop.node import screen
+from kvloop.node.errors import PodsNotReady
 from kvloop.node.node import LocalNode, NodeSettings
 from kvloop.node.resource import LocalDeployment
 from kvloop.node.stand_in import EngineKind
@@ -18,7 +19,9 @@ from kvloop_operator import names
 PROBE_PERIOD_SECONDS = 1.0
 """A cluster's probes have tens of seconds for a model to load; here nobody wants to wait that long for the next one."""
 
-READY_SECONDS = {EngineKind.SIM: 120.0, EngineKind.VLLM: 900.0}
+READY_SECONDS = {EngineKind.SIM: 300.0, EngineKind.VLLM: 1200.0}
+
+_LOG_LINES = 20
 
 
 @contextmanager
@@ -44,9 +47,24 @@ async def running(deployment: LocalDeployment, state_dir: Path, console: Console
             console.print(f"Note: {notice}.", highlight=False, markup=False, style="bold")
         left_out = "; ".join(node.notices)
         console.print(f"Not as in a cluster: {left_out}.", highlight=False, markup=False, style="dim")
-        async with screen.shown(node, console):
-            await node.ready(timeout_seconds=READY_SECONDS[deployment.engine])
+        try:
+            async with screen.shown(node, console):
+                await node.ready(timeout_seconds=READY_SECONDS[deployment.engine])
+        except* PodsNotReady as group:
+            # The logs may be gone with the state directory when the user reads this.
+            raise PodsNotReady(f"{group.exceptions[0]}\n{_log_ends(node)}") from None
         yield node
+
+
+def _log_ends(node: LocalNode) -> str:
+    """The last lines of each log of a pod that is not ready."""
+    parts = []
+    for pod in node.pods():
+        for container in pod.containers if not pod.ready else ():
+            if container.log.exists():
+                lines = container.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+                parts.append("\n".join([f"--- end of the log of {pod.name}, {container.name}", *lines]))
+    return "\n".join(parts)
 
 
 def router_address(node: LocalNode) -> tuple[str, int] | None:
