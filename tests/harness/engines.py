@@ -42,6 +42,8 @@ HTTP_PORT = 8000
 SIDE_CHANNEL_PORT = 5600
 START_SECONDS = 240.0
 STOP_SECONDS = 30.0
+GRACE_SECONDS = 10.0
+"""What the processes of an engine have to tidy up after its first one has ended."""
 
 
 class Kind(StrEnum):
@@ -102,7 +104,7 @@ class Engine:
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("supervise.py")), *command],
+                [sys.executable, str(Path(__file__).with_name("supervise.py")), str(GRACE_SECONDS), *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -33,6 +33,10 @@ class EngineMetrics:
         """What was counted since ``earlier``."""
         return EngineMetrics(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
 
+    def __add__(self, other: EngineMetrics) -> EngineMetrics:
+        """What two engines counted together."""
+        return EngineMetrics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
 
 _SAMPLES: dict[str, tuple[str, Callable[[dict[str, str]], bool]]] = {
     "reads": ("vllm:nixl_bytes_transferred_count", lambda _: True),

@@ -1,0 +1,177 @@
+"""The legs of a turn, sent straight to engines as a router sends them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from kvloop_connector.handle import COLD_PREFILL_PARAMS, KVHandle
+from tests.harness import client
+from tests.harness.client import Reply
+from tests.harness.engines import SERVED_MODEL, Engine, wait_until
+
+Messages = list[dict[str, Any]]
+Params = Mapping[str, Any]
+
+BLOCK = 32
+ANSWER_TOKENS = 12
+SAMPLING = {"model": SERVED_MODEL, "max_tokens": ANSWER_TOKENS, "temperature": 0.0, "ignore_eos": True}
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a leg came to, whether it was streamed or not."""
+
+    text: str
+    prompt_ids: list[int]
+    answer_ids: list[int]
+    finish_reason: str
+    params: dict[str, Any] | None
+
+    @property
+    def handle(self) -> KVHandle:
+        return KVHandle.parse(self.params)
+
+    @property
+    def retained_ids(self) -> list[int]:
+        """The tokens of prompt and answer."""
+        return self.prompt_ids + self.answer_ids
+
+
+@dataclass(slots=True)
+class Legs:
+    """Sends legs and keeps account of the handles that decode issued, so that none outlives its test."""
+
+    issued: dict[str, tuple[KVHandle, Engine, Engine]] = field(default_factory=dict)
+
+    def prefill(self, engine: Engine, messages: Messages, params: Params = COLD_PREFILL_PARAMS, **fields: Any) -> Reply:
+        """The prefill leg; a handle in ``params`` counts as spent."""
+        self.issued.pop(str(params.get("remote_request_id")), None)
+        return client.post(
+            engine.url + CHAT, chat(messages, **{**fields, "max_tokens": 1, "kv_transfer_params": params})
+        )
+
+    def cold(self, prefill: Engine, decode: Engine, messages: Messages, **fields: Any) -> Answer:
+        """A turn with nothing to reuse: its prompt is computed on ``prefill``, under a salt of its own unless given."""
+        return self.turn(prefill, decode, messages, COLD_PREFILL_PARAMS, **{"cache_salt": fresh_salt(), **fields})
+
+    def turn(self, prefill: Engine, decode: Engine, messages: Messages, params: Params, **fields: Any) -> Answer:
+        """Both legs of a turn; ``fields`` go to both."""
+        of_prefill = self.prefill(prefill, messages, params, **fields)
+        assert of_prefill.status == 200, of_prefill.text
+        return self.decode(prefill, decode, messages, of_prefill.json["kv_transfer_params"], **fields)
+
+    def decode(self, prefill: Engine, decode: Engine, messages: Messages, params: Params, **fields: Any) -> Answer:
+        """The decode leg, with the parameters that ``prefill`` returned."""
+        body = chat(messages, return_token_ids=True, kv_transfer_params=params, **fields)
+        reply = client.post(decode.url + CHAT, body)
+        assert reply.status == 200, reply.text
+        return self.account(answer_of([reply.json]), prefill, decode)
+
+    def account(self, answer: Answer, prefill: Engine, decode: Engine) -> Answer:
+        """Remember the answer's handle, if it has one, to be released through ``prefill``."""
+        if answer.params is not None:
+            self.issued[answer.handle.request_id] = (answer.handle, prefill, decode)
+        return answer
+
+    def release(self, prefill: Engine, handle: KVHandle) -> Reply:
+        """Release a handle on an unrelated prefill leg."""
+        return self.prefill(prefill, story("a filler", words=4), handle.released().params, cache_salt=fresh_salt())
+
+    def settle(self) -> None:
+        """Release what is left, and see that no engine that took part holds blocks any more."""
+        left, decodes = list(self.issued.values()), set()
+        for handle, prefill, decode in left:
+            assert self.release(prefill, handle).status == 200
+            decodes.add(decode)
+        for decode in decodes:
+            assert wait_until(partial(holds_nothing, decode)), f"{decode.name} holds blocks"
+
+
+def holds_nothing(engine: Engine) -> bool:
+    """Whether no request runs there and no block is in use or retained."""
+    seen = engine.metrics()
+    return seen.running == 0 and seen.waiting == 0 and seen.kv_usage == 0
+
+
+def chat(messages: Messages, **fields: Any) -> dict[str, Any]:
+    """A chat request."""
+    return {"messages": messages, **SAMPLING, **fields}
+
+
+def completion(prompt: str, **fields: Any) -> dict[str, Any]:
+    """A completions request."""
+    return {"prompt": prompt, **SAMPLING, **fields}
+
+
+@contextmanager
+def streamed(engine: Engine, path: str, body: Mapping[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
+    """The chunks of a streamed answer."""
+    with client.stream(engine.url + path, body) as payloads:
+        yield (json.loads(payload) for payload in payloads if payload != "[DONE]")
+
+
+def answer_of(chunks: Sequence[Mapping[str, Any]]) -> Answer:
+    """The answer in a whole body or in the chunks of a stream, of either API."""
+    texts: list[str] = []
+    prompt_ids: list[int] = []
+    answer_ids: list[int] = []
+    reasons: list[str] = []
+    params: list[dict[str, Any]] = []
+    for chunk in chunks:
+        params += [chunk["kv_transfer_params"]] if chunk.get("kv_transfer_params") else []
+        prompt_ids += chunk.get("prompt_token_ids") or []
+        for choice in chunk["choices"]:
+            part = choice.get("message") or choice.get("delta") or {"content": choice.get("text")}
+            texts.append(part.get("content") or "")
+            prompt_ids += choice.get("prompt_token_ids") or []
+            answer_ids += choice.get("token_ids") or []
+            reasons += [choice["finish_reason"]] if choice.get("finish_reason") else []
+    assert len(reasons) == 1, f"an answer ends once, not {len(reasons)} times"
+    assert len(params) <= 1, "an answer has one handle"
+    return Answer("".join(texts), prompt_ids, answer_ids, reasons[0], params[0] if params else None)
+
+
+def tokenize(engine: Engine, messages: Messages, **fields: Any) -> list[int]:
+    """The ids of a chat's prompt."""
+    reply = client.post(engine.url + "/tokenize", {"model": SERVED_MODEL, "messages": messages, **fields})
+    assert reply.status == 200, reply.text
+    return list(reply.json["tokens"])
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Number of leading tokens that are equal."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))
+
+
+def trimmed_to(handle: KVHandle, retained: Sequence[int], prompt: Sequence[int]) -> KVHandle:
+    """The handle cut to what the new prompt provably shares with the retained tokens."""
+    shared = min(common_prefix(retained, prompt), len(retained) - 1, handle.num_tokens)
+    return handle.trimmed(shared // BLOCK * BLOCK, BLOCK)
+
+
+def story(topic: str, *, words: int = 300) -> Messages:
+    """A conversation's first messages; the same topic gives the same words."""
+    told = [f"{topic} {place}" for place in ("by the river", "on the hill", "in the old town", "under the bridge")]
+    text = " ".join((told * words)[: max(1, words // 4)])
+    return [{"role": "system", "content": "Tell what you see."}, {"role": "user", "content": text}]
+
+
+def continued(messages: Messages, answer: Answer, question: str = "What happened next?") -> Messages:
+    """The history of the next turn."""
+    return [*messages, {"role": "assistant", "content": answer.text}, {"role": "user", "content": question}]
+
+
+def fresh_salt() -> str:
+    """A cache salt that nobody used before."""
+    return uuid.uuid4().hex

@@ -1,0 +1,206 @@
+"""Conversations through the router on real engines: what the router claims, the engines' own counters bear out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.legs import ANSWER_TOKENS, BLOCK, SAMPLING, Legs, Messages, fresh_salt, holds_nothing, tokenize
+from tests.harness.engines import Engine, Engines, wait_until
+from tests.harness.fixtures import REAL_ENGINES
+from tests.harness.metrics import EngineMetrics
+from tests.integration.router_process import Got, RouterUnderTest, chat_body, routing, until
+
+pytestmark = [*REAL_ENGINES]
+
+VLLM_0_32 = {"version": "0.32.0", "promptTokenIds": True, "streamHandles": True, "multiGroupReuse": True}
+WORK = " ".join(["The agent reads the ticket, looks at the code and runs the tests."] * 12)
+MORE = " ".join(["Now look at the second file and say what it does."] * 3)
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One conversation through a router, and what its prefill engines count meanwhile."""
+
+    router: RouterUnderTest
+    prefills: Sequence[Engine]
+    decode: Engine
+    name: str
+    contents: list[str]
+
+    @property
+    def prompt(self) -> str:
+        """A first message that no other conversation has, so that no cache knows it."""
+        return f"{self.name}: {WORK}"
+
+    async def turn(self, user: str, **fields: Any) -> tuple[Got, EngineMetrics]:
+        """The answer to the next turn, and what prefill counted for it."""
+        self.contents.append(user)
+        before = await self.counted()
+        got = await self.router.chat(*self.contents, **{**SAMPLING, "conversation_id": self.name, **fields})
+        assert got.status == 200, got.text
+        self.contents.append(got.content)
+        after = await self.counted()
+        return got, after - before
+
+    async def counted(self) -> EngineMetrics:
+        first, *others = [await asyncio.to_thread(engine.metrics) for engine in self.prefills]
+        for other in others:
+            first = first + other
+        return first
+
+    async def prompt_tokens(self) -> int:
+        """Tokens of the latest turn's prompt."""
+        return len(await asyncio.to_thread(tokenize, self.decode, self.messages))
+
+    @property
+    def messages(self) -> Messages:
+        return list(chat_body(*self.contents[:-1])["messages"])
+
+    async def cold_text(self) -> str:
+        """What engines that reuse nothing answer to the latest turn, asked past the router."""
+        legs = Legs()
+        answer = await asyncio.to_thread(legs.cold, self.prefills[0], self.decode, self.messages)
+        for handle, prefill, _ in legs.issued.values():
+            await asyncio.to_thread(legs.release, prefill, handle)
+        return answer.text
+
+
+@asynccontextmanager
+async def conversing(
+    directory: Path, engines: Engines, *, prefills: Sequence[Engine], decode: Engine, **changes: Any
+) -> AsyncIterator[Conversation]:
+    """A conversation through a router of its own over some of the engines; in the end nothing is left of it."""
+    async with routing(
+        directory,
+        entries(engines, *prefills, decode),
+        **{"engine": VLLM_0_32, "kvTransfer": {"kvRecomputeThreshold": 64}, **changes},
+    ) as router:
+        conversation = Conversation(router, prefills, decode, f"conversation-{fresh_salt()}", [])
+        yield conversation
+        async with router.session.delete(f"{router.url}/kvloop/v1/conversations/{conversation.name}") as ended:
+            assert ended.status == 200
+        await until(lambda: not router.router or len(router.router.releases) == 0)
+        assert await asyncio.to_thread(wait_until, lambda: holds_nothing(decode))
+
+
+def entries(engines: Engines, *wanted: Engine) -> list[dict[str, str]]:
+    names = {engine.name for engine in wanted}
+    return [entry for entry in engines.as_discovery_file() if entry["name"] in names]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_each_turn_claims_what_the_engines_counted_and_answers_as_a_cold_one(
+    vllm_engines: Engines, tmp_path: Path, stream: bool
+) -> None:
+    async with conversing(tmp_path, vllm_engines, prefills=vllm_engines.prefill, decode=vllm_engines.decode[0]) as talk:
+        retained = 0
+        for number, user in enumerate([talk.prompt, MORE, MORE, "And the last?"]):
+            got, counted = await talk.turn(user, stream=stream)
+
+            assert got.path == ("warm" if number else "cold")
+            assert got.reused == counted.external_hits + (counted.local_hits if number else 0)
+            assert got.reused >= 0.9 * retained
+            assert counted.reads == (1 if counted.external_hits else 0)
+            assert got.content == await talk.cold_text()
+            assert "kv_transfer_params" not in got.text
+            assert "token_ids" not in got.text
+            retained = await talk.prompt_tokens() + ANSWER_TOKENS
+
+
+async def test_other_prefill_engine_pulls_all_that_is_claimed(vllm_engines: Engines, tmp_path: Path) -> None:
+    decode = vllm_engines.decode[0]
+    first, second = vllm_engines.prefill
+    async with conversing(tmp_path, vllm_engines, prefills=[first], decode=decode) as talk:
+        await talk.turn(talk.prompt)
+        talk.router.list_engines(entries(vllm_engines, second, decode))
+        talk.prefills = [second]
+        await until(lambda: listed(talk.router, ready=True) == {second.name, decode.name})
+
+        got, counted = await talk.turn(MORE)
+
+        assert got.path == "warm"
+        assert got.headers["X-Kvloop-Prefill"] == second.name
+        assert got.reused == counted.external_hits > 0
+        assert counted.local_hits == 0
+        assert got.content == await talk.cold_text()
+
+
+async def test_edited_history_reuses_what_is_common_and_is_answered_right(
+    vllm_engines: Engines, tmp_path: Path
+) -> None:
+    async with conversing(
+        tmp_path, vllm_engines, prefills=[vllm_engines.prefill[0]], decode=vllm_engines.decode[0]
+    ) as talk:
+        await talk.turn(talk.prompt)
+        whole, _ = await talk.turn(MORE)
+        assert whole.path == "warm"
+        middle = len(talk.prompt) // 2
+        talk.contents[0] = talk.prompt[:middle] + talk.prompt[middle:].replace("ticket", "letter", 1)
+
+        got, counted = await talk.turn(MORE)
+
+        assert got.path == "warm"
+        assert 0 < got.reused < whole.reused
+        assert got.reused == counted.external_hits + counted.local_hits
+        assert got.reused % BLOCK == 0
+        assert got.content == await talk.cold_text()
+
+
+async def test_handle_past_its_time_is_not_used(vllm_engines: Engines, tmp_path: Path) -> None:
+    async with conversing(
+        tmp_path, vllm_engines, prefills=[vllm_engines.prefill[0]], decode=vllm_engines.decode[1]
+    ) as talk:
+        await talk.turn(talk.prompt)
+        talk.router.clock.ahead = 451.0
+
+        got, counted = await talk.turn(MORE)
+
+        assert (got.path, got.reason, got.reused) == ("cold", "expired", 0)
+        assert counted.external_hits == 0
+        assert got.content == await talk.cold_text()
+
+
+async def test_read_that_the_engine_declines_is_made_good_by_a_cold_leg(vllm_engines: Engines, tmp_path: Path) -> None:
+    forgetful = vllm_engines.decode[1]
+    async with conversing(tmp_path, vllm_engines, prefills=[vllm_engines.prefill[0]], decode=forgetful) as talk:
+        before = await asyncio.to_thread(forgetful.metrics)
+        await talk.turn(talk.prompt)
+        # The router believes in 450 s; this engine forgets after 8.
+        assert await asyncio.to_thread(
+            wait_until, lambda: (forgetful.metrics() - before).expired >= 1 and holds_nothing(forgetful), seconds=60
+        )
+
+        got, _ = await talk.turn(MORE)
+
+        assert got.path == "cold"
+        assert got.reused == 0
+        assert got.content == await talk.cold_text()
+
+
+async def test_canary_sees_kv_move_both_ways_between_each_pair(vllm_engines: Engines, tmp_path: Path) -> None:
+    decode = vllm_engines.decode[0]
+    async with routing(
+        tmp_path,
+        entries(vllm_engines, *vllm_engines.prefill, decode),
+        engine=VLLM_0_32,
+        kvTransfer={"kvRecomputeThreshold": 64},
+        canary={"enabled": True},
+    ) as router:
+        assert router.router is not None
+        pairs = router.router.pairs
+        await until(lambda: [report.verdict.value for report in pairs.reports()] == ["verified"] * 2, seconds=120)
+        await until(lambda: router.router is not None and len(router.router.releases) == 0)
+
+    assert await asyncio.to_thread(wait_until, lambda: holds_nothing(decode))
+
+
+def listed(router: RouterUnderTest, *, ready: bool) -> set[str]:
+    assert router.router is not None
+    return {engine.spec.name for engine in router.router.engines if engine.healthy is ready}

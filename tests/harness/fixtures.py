@@ -1,0 +1,43 @@
+"""Engines that are shared by all tests of a run: two prefill, one decode, one decode that forgets soon.
+
+Real engines take a minute and 2 GiB each, so that no test has a set of its own. Tests keep out of each other's way by
+fresh cache salts, and leave no handle behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvloop_connector.settings import Role
+from tests.harness.engines import Engines, EngineSpec, Kind, start
+
+BRIEF_TTL_SECONDS = 8
+"""Retention of the forgetful decode engine: too short for a deployment, long enough to be waited for."""
+
+SPECS = (
+    EngineSpec(role=Role.PREFILL),
+    EngineSpec(role=Role.PREFILL),
+    EngineSpec(role=Role.DECODE),
+    EngineSpec(role=Role.DECODE, transfer_config={"decoder_kv_blocks_ttl": BRIEF_TTL_SECONDS}),
+)
+
+REAL_ENGINES = (pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.xdist_group("engines"))
+"""Marks of a test that runs real engines: whichever comes first waits for their start too."""
+
+
+@pytest.fixture(scope="session")
+def sim_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """Simulated engines."""
+    with start(Kind.SIM, tmp_path_factory.mktemp("sim-engines"), SPECS) as engines:
+        yield engines
+
+
+@pytest.fixture(scope="session")
+def vllm_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """Real vLLM engines."""
+    with start(Kind.VLLM, tmp_path_factory.mktemp("vllm-engines"), SPECS) as engines:
+        memory = sum(engine.resident_bytes() for engine in engines.all) / 2**30
+        print(f"{len(engines.all)} engines ready in {engines.start_seconds:.0f} s, {memory:.1f} GiB")
+        yield engines
