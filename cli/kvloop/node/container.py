@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -205,27 +206,11 @@ class Container:
             return
         self._wake.clear()
 
-    def _report(
-        self,
-        *,
-        running: bool | None = None,
-        ready: bool | None = None,
-        restarts: int | None = None,
-        exit_code: int | None = None,
-        reason: str | None = None,
-        message: str | None = None,
-    ) -> None:
-        old = self.status
-        self.status = replace(
-            old,
-            running=old.running if running is None else running,
-            ready=old.ready if ready is None else ready,
-            restarts=old.restarts if restarts is None else restarts,
-            exit_code=old.exit_code if exit_code is None else exit_code,
-            reason=old.reason if reason is None else reason,
-            message=old.message if message is None else message,
-        )
-        if self.status != old:
+    def _report(self, **changes: Any) -> None:
+        """Note ``changes`` of the status and tell the pod where there are any."""
+        status = replace(self.status, **changes)
+        if status != self.status:
+            self.status = status
             self._around.changed()
 
 
