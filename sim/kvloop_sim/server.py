@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import secrets
+import socket
+import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -35,6 +37,7 @@ from kvloop_sim.transfer import EngineFatal
 
 _MAX_BODY: Final = 256 * 2**20
 _DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 _GUARDED: Final = ("/v1", "/v2", "/inference")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -358,8 +361,11 @@ class _Events:
     async def _fail(self, fault: StreamFault) -> None:
         if not fault.reset:
             await asyncio.Event().wait()
-        if self._http.transport is not None:
-            self._http.transport.abort()
+        transport = self._http.transport
+        if transport is not None:
+            # Closing a socket that does not linger sends a reset.
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            transport.abort()
         raise ConnectionResetError("a fault was ordered")
 
 
