@@ -54,7 +54,8 @@ class Effect(StrEnum):
     GRANT = "grant"
     """The one use is granted to whoever sent TAKE."""
     FREE = "free"
-    """The retained blocks are free."""
+    """The lease is over: an issuer frees the blocks. For anybody else, only a lease that is RELEASED by this event is a
+    reason to tell the issuer so; one that EXPIRED may have been taken, and its read may still run."""
     REFUSE = "refuse"
     """The event was not valid; the handle is unchanged."""
 
