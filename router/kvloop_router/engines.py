@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import orjson
+from aiohttp.abc import AbstractStreamWriter
 
 from kvloop_connector.settings import Role
 from kvloop_router import exposition
@@ -29,6 +30,7 @@ _PROBE_SECONDS = 5.0
 _KEEPALIVE_SECONDS = 4.0
 _FAILED_PROBES = 2
 _READ_BYTES = 262_144
+_WRITE_BYTES = 262_144
 
 
 @dataclass(slots=True)
@@ -165,7 +167,8 @@ class Engines:
             if result is not None:
                 await result
             try:
-                await asyncio.wait_for(self._changed.wait(), interval)
+                async with asyncio.timeout(interval):
+                    await self._changed.wait()
             except TimeoutError:
                 continue
 
@@ -245,7 +248,7 @@ class Engines:
             response = await self._session.request(
                 method,
                 engine.spec.url + path,
-                data=data,
+                data=None if data is None else _Body(data),
                 headers=headers,
                 timeout=limits,
                 allow_redirects=False,
@@ -272,6 +275,21 @@ class Engines:
         if response.status >= 400:
             raise EngineRejected(name, response.status, body, content_type)
         return Answer(response.status, content_type, body)
+
+
+class _Body(aiohttp.payload.BytesPayload):
+    """A request body that goes out piece by piece, so that a large one leaves others their turn."""
+
+    def __init__(self, data: bytes) -> None:
+        # BytesPayload's own constructor warns of large bodies, which is what the pieces are for.
+        aiohttp.payload.Payload.__init__(self, data)
+        self._size = len(data)
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        size = len(self._value)
+        end = size if content_length is None else min(content_length, size)
+        for start in range(0, end, _WRITE_BYTES):
+            await writer.write(self._value[start : min(start + _WRITE_BYTES, end)])
 
 
 def open_session() -> aiohttp.ClientSession:

@@ -116,18 +116,16 @@ async def stream(
             event_data = _take(event, ended, upstream.engine, keep_token_ids=keep_token_ids)
             if not downstream.started:
                 _refuse_failure(ended, upstream.engine)
-            if ended.handle is not None and not told:
+            if (ended.handle is not None or ended.done) and not told:
                 told = True
                 await finished(ended)
             held.append(event_data)
-        if ended.content or ended.finish_reasons or ended.token_ids or ended.done or ended.error:
+        if ended.content or ended.finish_reasons or ended.token_ids or ended.error:
             await _send(downstream, held, upstream, ended, clock)
     if not _complete(ended, events):
         if downstream.started:
             raise StreamBroken(upstream.engine, "the stream ended early")
         raise EngineFailed(upstream.engine, "the stream ended before it began")
-    if not told:
-        await finished(ended)
     await downstream.end()
     return ended
 
