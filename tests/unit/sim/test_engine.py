@@ -144,6 +144,17 @@ class TestWrongReuse:
         assert answer.generated == cold(prompt)
         assert other_prefill.counters.external_kv_transfer == 2 * BLOCK
 
+    def test_last_token_of_a_prompt_is_computed_whatever_was_read(
+        self, cores: Cores, prefill: Engine, other_prefill: Engine, decode: Engine
+    ) -> None:
+        handle = trimmed(cores.turn(prefill, decode, STORY).handle, 4 * BLOCK)
+        prompt = [*STORY[: 4 * BLOCK - 1], tokenizer.pack(b" was")]
+
+        answer = cores.turn(other_prefill, decode, prompt, handle, salt="new")
+
+        assert other_prefill.counters.external_kv_transfer == len(prompt)
+        assert answer.generated == cold(prompt)
+
     def test_second_use_reads_whatever_is_there_now(
         self, cores: Cores, prefill: Engine, other_prefill: Engine, decode: Engine
     ) -> None:
