@@ -30,7 +30,9 @@ from kvloop_operator import names
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "demo.yaml"
 
-_DEFAULT_CONTEXT = 8192
+_CONTEXT_LIMITS = {EngineKind.SIM: 8192, EngineKind.VLLM: 4096}
+"""How many tokens a conversation comes to at most; a CPU takes seconds for a thousand."""
+
 _DEFAULT_REPETITIONS = {EngineKind.SIM: 3, EngineKind.VLLM: 1}
 _WARM_UP_TURNS = 2
 _CANARY_SECONDS = 120
@@ -123,7 +125,8 @@ async def _script(
     [engine, *_] = [pod for pod in node.pods() if pod.labels.get(names.LABEL_ROLE) == "decode"]
     url = f"http://{engine.address}:{names.ENGINE_PORT}"
     length = await characters_per_token(session, url, deployment.served_name, sample())
-    context = deployment.resource.spec.engine.max_model_len or _DEFAULT_CONTEXT
+    limit = _CONTEXT_LIMITS[deployment.engine]
+    context = min(deployment.resource.spec.engine.max_model_len or limit, limit)
     wanted = sizes(context=context, turns=arguments.turns, answer=arguments.answer_tokens)
     return write_script(wanted, turns=arguments.turns, characters_per_token=length)
 

@@ -18,7 +18,9 @@ from kvloop.node.errors import NodeError
 from kvloop.node.images import ProcessImage
 
 ENVIRONMENT_VARIABLE = "KVLOOP_ENGINE_ENVIRONMENT"
-_MODEL_PARAMETERS = "30M"
+_MODEL_PARAMETERS = "10M"
+"""Enough that computing a prompt takes visibly longer than pulling its KV; few enough for one core an engine."""
+
 _ENTRYPOINT = ("vllm", "serve")
 
 
