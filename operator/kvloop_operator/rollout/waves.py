@@ -92,11 +92,15 @@ def started_wave(view: View, targets: Mapping[Role, int]) -> Wave:
     return NO_WAVE if lost else wave
 
 
-def _labelled(slots: list[Slot]) -> Iterator[Slot]:
-    for slot in slots:
-        if slot.pod is not None and slot.pod.draining_since is None:
-            return
-        yield slot
+def _labelled(slots: list[Slot]) -> list[Slot]:
+    """The slots down to the lowest labelled pod that no unlabelled one stands above."""
+    taken = 0
+    for index, slot in enumerate(slots):
+        if slot.pod is not None:
+            if slot.pod.draining_since is None:
+                break
+            taken = index + 1
+    return slots[:taken]
 
 
 def next_wave(view: View, targets: Mapping[Role, int]) -> tuple[Wave, str]:
@@ -121,10 +125,10 @@ def next_wave(view: View, targets: Mapping[Role, int]) -> tuple[Wave, str]:
 
 def _candidates(view: View, targets: Mapping[Role, int], outdated: Mapping[Role, list[Slot]]) -> Iterator[Wave]:
     kv_changes = any(_changes_kv(view, slot) for slots in outdated.values() for slot in slots)
-    if kv_changes:
-        yield _slice(targets, outdated)
-    else:
-        yield Wave({role: tuple(slots[:1]) for role, slots in outdated.items()})
+    taken = _slice(targets, outdated) if kv_changes else {role: min(1, len(outdated[role])) for role in ROLES}
+    # What drains already stays in, so that a scaling does not undo a drain.
+    draining = {role: len(_labelled(outdated[role])) for role in ROLES}
+    yield Wave({role: tuple(slots[: max(taken[role], draining[role])]) for role, slots in outdated.items()})
     for role in sorted(ROLES, key=lambda role: -len(outdated[role])):
         # Where the KV revision changes, pods of one role alone serve nobody: one is enough to see that they start.
         first_of_role = len(outdated[role]) == targets[role]
@@ -136,13 +140,12 @@ def _changes_kv(view: View, slot: Slot) -> bool:
     return (slot.pod.kv_revision if slot.pod is not None else slot.heir) != view.wanted_kv
 
 
-def _slice(targets: Mapping[Role, int], outdated: Mapping[Role, list[Slot]]) -> Wave:
+def _slice(targets: Mapping[Role, int], outdated: Mapping[Role, list[Slot]]) -> dict[Role, int]:
     """One pod of the smaller role, and of the other as many as keep the ratio."""
     lead, other = sorted(ROLES, key=lambda role: (targets[role], -len(outdated[role])))
     lead_stays = max(len(outdated[lead]) - 1, 0)
     other_stays = -(-lead_stays * targets[other] // max(targets[lead], 1))
-    taken = {lead: len(outdated[lead]) - lead_stays, other: max(len(outdated[other]) - other_stays, 0)}
-    return Wave({role: tuple(outdated[role][: taken[role]]) for role in ROLES})
+    return {lead: len(outdated[lead]) - lead_stays, other: max(len(outdated[other]) - other_stays, 0)}
 
 
 def _recovering(view: View) -> list[str]:

@@ -20,6 +20,7 @@ class Invariant(StrEnum):
     PARTITION_AT_REST = "the partition equals replicas at rest"
     CONVERGES = "it ends in a fair world"
     QUIET_AT_REST = "there is no write at rest"
+    PAUSED = "nothing is written while paused"
     BLOCKED_SAYS_SO = "a broken revision stops the rollout and the step says so"
 
 
@@ -53,6 +54,8 @@ class Monitor:
     # Before an action.
 
     def before(self, action: Action) -> None:
+        if self.world.paused:
+            raise Broken(Invariant.PAUSED, f"{action}")
         if isinstance(action, ApplyStatefulSet):
             self._before_apply(action)
             return
@@ -60,6 +63,8 @@ class Monitor:
         if pod is None or pod.terminating:
             raise Broken(Invariant.QUIET_AT_REST, f"{action}: no such pod")
         if isinstance(action, MarkDraining):
+            if not self.world.now - 1 < action.since <= self.world.now:
+                raise Broken(Invariant.DRAINED_FIRST, f"{action}: the bound would end at another time")
             self._before_mark(action.role, pod)
         elif isinstance(action, UnmarkDraining):
             if pod.draining_since is None:
@@ -88,8 +93,6 @@ class Monitor:
         outdated = pod.template_revision != world.template(role)
         if not outdated and pod.ordinal < world.replicas_wanted(role):
             raise Broken(Invariant.WANTED_STAYS, f"{pod}")
-        if not outdated and pod.ordinal < world.sets[role].replicas and pod.broken is None and not pod.draining_since:
-            raise Broken(Invariant.DRAINED_FIRST, f"{pod}")
         if pod.broken is None and not self._is_drained(pod):
             raise Broken(Invariant.DRAINED_FIRST, f"{pod} at {world.now}, turns {world.turns.get(pod.uid)}")
         self.taken.add((role, pod.ordinal))

@@ -89,6 +89,7 @@ class World:
     last: Step | None = None
     due: float = 0.0
     changed: bool = True
+    reports: Mapping[str, DrainReport] = field(default_factory=dict)
     before_action: Callable[[Action], None] = lambda action: None
     after_reconcile: Callable[[], None] = lambda: None
 
@@ -176,13 +177,15 @@ class World:
             self.reconcile()
 
     def reconcile(self) -> None:
-        """The operator: plans when something has changed, when it is due, and in every poll of the routers."""
-        draining = any(pod.draining_since is not None for pod in self.everybody())
-        if not (self.changed or draining or self.now >= self.due):
+        """The operator: plans when something has changed, the routers' reports included, and when it is due."""
+        reports = self._reports()
+        if not (self.changed or reports != self.reports or self.now >= self.due):
             return
         self.changed = False
         for _ in range(STEPS_A_RECONCILE):
-            self.last = self.plan(self.desired(), self.observed(), self.now)
+            observed = self.observed()
+            self.reports = observed.reports
+            self.last = self.plan(self.desired(), observed, self.now)
             if self.last is None or not self.last.actions:
                 self.due = float("inf") if self.last is None or self.last.again_at is None else self.last.again_at
                 break
@@ -280,7 +283,8 @@ class World:
                 if pod.terminating and not self._running(pod):
                     del pods[pod.ordinal]
                     self.changed = True
-            self._schedule(role)
+            if any(pod.uid not in self.scheduled for pod in pods.values()):
+                self._schedule(role)
             for pod in list(pods.values()):
                 if not pod.terminating and not pod.ready and pod.uid in self.scheduled:
                     self._start(role, pod)
@@ -328,9 +332,9 @@ class World:
         return any(end > self.now for end in self.turns.get(pod.uid, ()))
 
     def _run_turns(self) -> None:
-        for uid, ends in list(self.turns.items()):
-            over = [end for end in ends if end <= self.now]
-            if over:
+        for uid, ends in self.turns.items():
+            if ends and ends[0] <= self.now:
+                over = [end for end in ends if end <= self.now]
                 self.turns[uid] = [end for end in ends if end > self.now]
                 self.handles[uid] = [*self.handles.get(uid, ()), *(end + HANDLE_TTL for end in over)][-2:]
         if self.traffic:
@@ -339,21 +343,17 @@ class World:
         self.routers_know = {pod.uid for pod in self.everybody() if pod.draining_since is not None}
 
     def _start_turn(self) -> None:
+        """Every engine that has a partner gets a turn, if it has fewer than two."""
         free = {
-            role: [
-                pod
-                for pod in self.pods[role].values()
-                if pod.ready and not pod.terminating and pod.uid not in self.routers_know
-            ]
+            role: [pod for pod in self.pods[role].values() if pod.ready and pod.uid not in self.routers_know]
             for role in ROLES
         }
-        for prefill in free[Role.PREFILL]:
-            for decode in free[Role.DECODE]:
-                if prefill.kv_revision == decode.kv_revision:
-                    for pod in (prefill, decode):
-                        ends = self.turns.setdefault(pod.uid, [])
-                        if len(ends) < 2:
-                            ends.append(self.now + self.turn_seconds)
+        revisions = [{pod.kv_revision for pod in free[role]} for role in ROLES]
+        for role in ROLES:
+            for pod in free[role]:
+                ends = self.turns.setdefault(pod.uid, [])
+                if len(ends) < 2 and pod.kv_revision in revisions[0] and pod.kv_revision in revisions[1]:
+                    ends.append(self.now + self.turn_seconds)
 
 
 def at_rest(plan: Plan, prefill: int, decode: int, **settings: object) -> World:

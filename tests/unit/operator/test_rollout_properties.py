@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+import random
+import sys
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from kvloop_connector.settings import Role
 from kvloop_operator import rollout
 from kvloop_operator.rollout import Fault
-from tests.unit.operator.rollout_invariants import Monitor
+from tests.unit.operator.rollout_invariants import Broken, Monitor
 from tests.unit.operator.rollout_world import ROLES, Plan, World, at_rest
 
 SEQUENCES = 10_000
-EVENTS = 8
+EVENTS = 7
 TICKS_TO_SETTLE = 600
 FAULTS = (None, None, Fault.CRASH, Fault.IMAGE)
 
@@ -34,12 +40,15 @@ def play(plan: Plan, script: bytes) -> World:
         turn_seconds=(10.0, 10.0, 30.0, 90.0)[(kind >> 3) % 4],
     )
     if kind & 32:
-        world.broken_kv["kv1"] = FAULTS[2 + (kind >> 6) % 2] or Fault.CRASH
+        world.broken_kv["kv1"] = Fault.CRASH if kind & 64 else Fault.IMAGE
     monitor = Monitor(world)
+    routers_answer_at_last = not kind & 128
     for event, argument in zip(events[::2], events[1::2], strict=False):
         happen(monitor, event, argument)
-        for _ in range(argument >> 6 if event & 128 else 1 + (argument >> 6) * 4):
+        for _ in range(argument >> 6 if event & 128 else 1 + (argument >> 6) * 3):
             world.tick()
+    # Also where no router ever answers again it ends: each drain at its bound.
+    world.routers_up = routers_answer_at_last
     end(monitor)
     return world
 
@@ -83,7 +92,7 @@ def happen(monitor: Monitor, event: int, argument: int) -> None:
 def end(monitor: Monitor) -> None:
     """Make the world fair and see where it goes."""
     world = monitor.world
-    world.paused, world.routers_up, world.crash_after, world.changed = False, True, None, True
+    world.paused, world.crash_after, world.changed = False, None, True
     world.operator_delay = world.controller_delay = 0
     if world.kv_revision in world.broken_kv:
         monitor.settle_blocked(TICKS_TO_SETTLE)
@@ -92,7 +101,114 @@ def end(monitor: Monitor) -> None:
     monitor.settle(TICKS_TO_SETTLE)
 
 
+@pytest.mark.timeout(900)
 @settings(max_examples=SEQUENCES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(st.binary(min_size=5, max_size=3 + 2 * EVENTS))
 def test_the_invariants_hold_in_random_sequences_of_events(script: bytes) -> None:
     play(rollout.plan, script)
+
+
+MUTANTS = {
+    "every pod counts as drained": (
+        "slots.py",
+        "return pod.broken is not None or self.drained_at(pod) <= self.now",
+        "return True",
+    ),
+    "running turns do not matter": ("slots.py", "or report.running_turns > 0", ""),
+    "routers that have not seen the label are believed": ("slots.py", "or not report.acknowledged", ""),
+    "live handles do not matter": ("slots.py", "if report.live_handles == 0:", "if True:"),
+    "a drain has no bound": (
+        "slots.py",
+        "draining_since + self.settings.drain_timeout_seconds",
+        "draining_since + 1e9",
+    ),
+    "a pair may be of two KV revisions": (
+        "slots.py",
+        "(self._ready(role, leaving) for role in ROLES)\n        return not prefill.isdisjoint(decode)",
+        "(self._ready(role, leaving) for role in ROLES)\n        return bool(prefill and decode)",
+    ),
+    "pods come back at the wanted revision anywhere": (
+        "slots.py",
+        "return ordinal >= statefulset.partition or statefulset.current_revision == statefulset.update_revision",
+        "return True",
+    ),
+    "the last pair may go": ("waves.py", "if serves and not view.serves(gone):", "if False:"),
+    "the next wave does not wait for the last": ("waves.py", "if slot.outdated or", "if True or"),
+    "a broken revision rolls on": (
+        "waves.py",
+        "elif not view.unable(slot.pod):",
+        "elif view.unable(slot.pod):\n                continue\n            elif True:",
+    ),
+    "a started wave takes the last pair": ("waves.py", "return NO_WAVE if lost else wave", "return wave"),
+    "the template is written without protection": (
+        "planner.py",
+        "ApplyStatefulSet(role, statefulset.replicas, statefulset.replicas)",
+        "ApplyStatefulSet(role, statefulset.replicas, statefulset.partition)",
+    ),
+    "old revisions are believed": ("planner.py", "elif not statefulset.settled:", "elif False:"),
+    "paused is ignored": ("planner.py", "if desired.paused:", "if False:"),
+    "cancelled drains go on": ("planner.py", "if not cancelled:", "if True:"),
+    "the partition is not raised again": (
+        "planner.py",
+        "        return replicas\n    going",
+        "        return min(replicas, row.statefulset.partition)\n    going",
+    ),
+    "the partition is lowered at once": (
+        "planner.py",
+        "if slot.ordinal not in going]",
+        "if slot.ordinal not in intent.wave.ordinals(role)]",
+    ),
+    "the numbers are always written": (
+        "planner.py",
+        "if (replicas, partition) != (statefulset.replicas, statefulset.partition):",
+        "if True:",
+    ),
+    "labels are set again": ("planner.py", "if pod.draining_since is None or", "if True or"),
+    "a drain starts in the past": ("planner.py", "since = int(view.now)", "since = int(view.now) - 3600"),
+    "broken and drained pods are left to the controller": ("planner.py", "if not pods:", "if True:"),
+    "scaling down does not drain": (
+        "planner.py",
+        "(pod.uid in intent.departure.uids() and intent.view.drained(pod))",
+        "pod.uid in intent.departure.uids()",
+    ),
+    "nothing is planned for the time when a drain ends": (
+        "planner.py",
+        "return min((moment for moment in moments if moment > view.now), default=None)",
+        "return None",
+    ),
+    "scaling down takes the last pair": ("counts.py", "if not view.serves() or view.serves(gone):", "if True:"),
+    "a surge pod is never made": ("counts.py", "(view.settings.max_surge if role in roles else 0)", "0"),
+    "broken extras are removed": ("counts.py", "return view.unable(pod) and not unschedulable(pod)", "return False"),
+}
+
+
+@pytest.mark.parametrize(("file", "old", "new"), MUTANTS.values(), ids=MUTANTS.keys())
+def test_a_mutant_of_the_planner_breaks_an_invariant(
+    file: str, old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant = _mutant(tmp_path, file, old, new)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    plan: Plan = importlib.import_module(f"{mutant}.planner").plan
+    scripts = random.Random(20)
+    for _ in range(SEQUENCES):
+        try:
+            play(plan, scripts.randbytes(3 + 2 * scripts.randint(1, EVENTS)))
+        except Broken:
+            return
+    pytest.fail("no invariant notices")
+
+
+def _mutant(folder: Path, file: str, old: str, new: str) -> str:
+    """A copy of the planner with one change, as a package of its own; the data types stay the real ones."""
+    source = Path(rollout.__file__).parent
+    name = f"mutant_{len(list(folder.iterdir()))}_{abs(hash((file, old)))}"
+    (folder / name).mkdir()
+    for path in source.glob("*.py"):
+        text = path.read_text()
+        if path.name == file:
+            assert text.count(old) == 1, f"{file} has changed: {old}"
+            text = text.replace(old, new)
+        text = text.replace("kvloop_operator.rollout", name).replace(f"{name}.facts", "kvloop_operator.rollout.facts")
+        (folder / name / path.name).write_text(text)
+    return name
