@@ -205,6 +205,15 @@ def test_an_escaped_name_is_the_same_name() -> None:
     assert stripped.token_ids == {0: [1]}
 
 
+def test_an_escaped_name_is_found_beside_plain_ones() -> None:
+    body = rb'{"kv_transfer\u005fparams":{},"choices":[{"index":0,"token_ids":[1]},{"index":1,"\u0074oken_ids":[2]}]}'
+
+    stripped = strip(body, keep_token_ids=False)
+
+    assert stripped.data == b'{"choices":[{"index":0},{"index":1}]}'
+    assert stripped.token_ids == {0: [1], 1: [2]}
+
+
 def test_of_members_with_one_name_all_go_and_the_last_counts() -> None:
     body = (
         b'{"kv_transfer_params":{"a":1},"b":2,"kv_transfer_params":{"a":3},"choices":[{"token_ids":[1]}],"choices":[]}'
