@@ -160,7 +160,7 @@ def trimmed_to(handle: KVHandle, retained: Sequence[int], prompt: Sequence[int])
     return handle.trimmed(shared // BLOCK * BLOCK, BLOCK)
 
 
-def story(topic: str, *, words: int = 300) -> Messages:
+def story(topic: str, *, words: int = 160) -> Messages:
     """A conversation's first messages; the same topic gives the same words."""
     told = [f"{topic} {place}" for place in ("by the river", "on the hill", "in the old town", "under the bridge")]
     text = " ".join((told * words)[: max(1, words // 4)])

@@ -28,11 +28,11 @@ History = Callable[[Messages, Answer], Messages]
 
 
 def edited(messages: Messages, answer: Answer) -> Messages:
-    """The user changed one word in the middle of what was said first."""
+    """The user swapped two words in the middle of what was said first, so that as many tokens are left."""
     system, user = messages
     middle = len(user["content"]) // 2
     text = user["content"]
-    changed = {**user, "content": text[:middle] + text[middle:].replace("hill", "moor", 1)}
+    changed = {**user, "content": text[:middle] + text[middle:].replace("old town", "town old", 1)}
     return continued([system, changed], answer)
 
 
@@ -87,7 +87,7 @@ class TestHistoryThatDiffers:
         right = legs.cold(pair.prefill, pair.decode, history).answer_ids
         wrong = legs.turn(pair.other_prefill, pair.decode, history, first.handle.params, cache_salt=salt)
 
-        # No handle here, only the salt under which both engines keep the blocks.
+        # No handle any more, only the salt under which both engines keep the blocks.
         later = legs.cold(pair.other_prefill, pair.decode, history, cache_salt=salt)
 
         assert later.answer_ids == wrong.answer_ids != right

@@ -40,7 +40,8 @@ from tests.harness.metrics import EngineMetrics
 SERVED_MODEL = "tiny"
 HTTP_PORT = 8000
 SIDE_CHANNEL_PORT = 5600
-START_SECONDS = 240.0
+START_SECONDS = 600.0
+"""Half a minute on an idle machine; a deadline for one with other work. A process that ends is noticed at once."""
 STOP_SECONDS = 30.0
 GRACE_SECONDS = 10.0
 """What the processes of an engine have to tidy up after its first one has ended."""
@@ -67,7 +68,7 @@ class EngineSpec:
     transfer_config: Mapping[str, Any] = field(default_factory=dict)
     prefix_caching: bool = True
     max_model_len: int = 4096
-    kv_blocks: int = 512
+    kv_blocks: int = 256
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 

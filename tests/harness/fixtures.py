@@ -23,7 +23,7 @@ SPECS = (
     EngineSpec(role=Role.DECODE, transfer_config={"decoder_kv_blocks_ttl": BRIEF_TTL_SECONDS}),
 )
 
-REAL_ENGINES = (pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.xdist_group("engines"))
+REAL_ENGINES = (pytest.mark.engine, pytest.mark.timeout(1200), pytest.mark.xdist_group("engines"))
 """Marks of a test that runs real engines: whichever comes first waits for their start too."""
 
 
