@@ -13,7 +13,7 @@ from typing import Any
 from kvloop_connector.settings import Role
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import Accelerator, Connector, DisaggregatedInference, EFAMode
-from kvloop_operator.api.v1alpha1.faults import shown
+from kvloop_operator.api.v1alpha1.faults import path_of, shown, value_at
 from kvloop_operator.engine_versions import NEWEST_KNOWN, OLDEST
 from kvloop_operator.errors import Fault
 from kvloop_operator.facts import (
@@ -24,10 +24,11 @@ from kvloop_operator.facts import (
     POD_MONITOR_API,
     RESOURCE_CLAIM_API,
     Facts,
+    RoleFacts,
 )
+from kvloop_operator.manifests import engine, router
 from kvloop_operator.manifests.common import Context, plain
-from kvloop_operator.manifests.engine_container import environment
-from kvloop_operator.manifests.overlay import conflicts
+from kvloop_operator.manifests.overlay import own_paths
 
 Check = Callable[[DisaggregatedInference, Facts], Iterator[Fault]]
 
@@ -53,17 +54,17 @@ class Note:
 
 def notes(resource: DisaggregatedInference, facts: Facts) -> list[Note]:
     """What works less well than the user may expect."""
-    engine, field = facts.engine, _version_field(resource)
+    can, field = facts.engine, _version_field(resource)
     found: list[Note] = []
-    if engine is None:
+    if can is None:
         return found
-    if not engine.stream_handles:
-        text = f"streamed answers of vLLM {engine.version} carry no KV handle without kvloop's engine plug-in"
+    if not can.stream_handles:
+        text = f"streamed answers of vLLM {can.version} carry no KV handle without kvloop's engine plug-in"
         found.append(Note(field, text))
-    if not engine.multi_group_reuse:
-        found.append(Note(field, f"vLLM {engine.version} reuses no KV of models with more than one KV group"))
-    if not engine.run_here:
-        found.append(Note(field, f"vLLM {engine.version} was never run in kvloop's own tests"))
+    if not can.multi_group_reuse:
+        found.append(Note(field, f"no KV is reused on vLLM {can.version} by models with more than one KV group"))
+    if not can.run_here:
+        found.append(Note(field, f"vLLM {can.version} was never run in kvloop's own tests"))
     return found
 
 
@@ -133,15 +134,17 @@ def instance_types_are_known(resource: DisaggregatedInference, facts: Facts) -> 
 
 def accelerators_fit(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
     """The accelerator is what the instance has, and both roles have the same: KV of one kind is not another's."""
+    contradicted = False
     for role, spec in _roles(resource):
         instance = facts.role(role).instance
         if spec.accelerator in (None, Accelerator.CPU) or instance is None:
             continue
         if instance.accelerator is not spec.accelerator:
+            contradicted = True
             fault = f"{spec.instance_type} has {instance.accelerator}"
             yield Fault(f"spec.{role}.accelerator", shown(spec.accelerator), fault, "remove it, or change instanceType")
     prefill, decode = facts.prefill.accelerator, facts.decode.accelerator
-    if prefill is not decode:
+    if prefill is not decode and not contradicted and not _types_unknown(resource, facts):
         yield Fault(
             "spec.decode.accelerator",
             shown(decode.value),
@@ -177,16 +180,20 @@ def efa_fits(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
         own = facts.role(role)
         field = f"spec.{role}.efaInterfaces"
         value = shown(spec.efa_interfaces) if spec.efa_interfaces is not None else "(absent)"
-        if own.efa is EFAMode.DISABLED:
+        if own.efa is EFAMode.DISABLED or _devices_unfit(own):
             continue
         if own.efa_interfaces is None:
             fault = f"network.efa.mode is {mode}, and nothing says how many interfaces a pod gets"
             yield Fault(field, value, fault, f"set it, or {role}.instanceType")
-        elif own.instance is not None and own.efa_interfaces > own.instance.efa:
+        elif own.instance is None:
+            continue
+        elif own.efa_interfaces > own.instance.efa:
             fault = f"{own.efa_interfaces} interfaces, and {spec.instance_type} has {own.instance.efa}"
             yield Fault(field, value, fault, f"use {own.instance.efa} or fewer")
         elif own.efa_interfaces.denominator != 1:
-            fault = f"{own.devices} of {spec.instance_type}'s devices have no EFA interface of their own"
+            has = own.instance
+            share = f"{own.devices} of {has.devices} devices have no whole share of {has.efa} interfaces"
+            fault = f"on {spec.instance_type}, {share}"
             remedy = "use more devices a pod, set the number by hand, or set network.efa.mode to Disabled"
             yield Fault(field, value, fault, remedy)
         elif own.efa_interfaces == 0:
@@ -199,7 +206,7 @@ def efa_fits(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
 def efa_is_on_both_roles(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
     """KV travels over EFA or not; engines with different NIXL backends never exchange a byte."""
     without = [role for role in Role if facts.role(role).efa is EFAMode.DISABLED]
-    if len(without) == 1:
+    if len(without) == 1 and not _types_unknown(resource, facts):
         role = without[0]
         spec = dict(_roles(resource))[role]
         yield Fault(
@@ -286,14 +293,18 @@ def volume_mounts_fit(resource: DisaggregatedInference, facts: Facts) -> Iterato
 def overlays_leave_kvloops_own(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
     """The pod-template overlay is for what kvloop has no opinion about."""
     context = Context(resource, facts, "")
-    for role, spec in _roles(resource):
-        if spec.pod_template is not None:
-            env = frozenset(variable["name"] for variable in environment(context, role))
-            overlay = plain(spec.pod_template)
-            yield from _overlay_faults(overlay, f"spec.{role}.podTemplate", names.ENGINE_CONTAINER, env)
-    overlay = resource.spec.router.pod_template
-    if overlay is not None:
-        yield from _overlay_faults(plain(overlay), "spec.router.podTemplate", names.ROUTER_CONTAINER, frozenset())
+    overlays = [
+        *((role.value, spec.pod_template, engine.pod_template(context, role)) for role, spec in _roles(resource)),
+        (names.ROUTER, resource.spec.router.pod_template, router.pod_template(context)),
+    ]
+    for field, overlay, template in overlays:
+        if overlay is None:
+            continue
+        document = plain(overlay)
+        for path in own_paths(template, document):
+            remedy = "remove it; the resource has a field for what may be changed"
+            where = path_of(("spec", field, "podTemplate", *path))
+            yield Fault(where, value_at(document, path), "kvloop sets this itself", remedy)
 
 
 def everything_asked_for_is_there(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
@@ -338,11 +349,13 @@ def _roles(resource: DisaggregatedInference) -> tuple[tuple[Role, Any], ...]:
     return (Role.PREFILL, resource.spec.prefill), (Role.DECODE, resource.spec.decode)
 
 
+def _types_unknown(resource: DisaggregatedInference, facts: Facts) -> bool:
+    return any(spec.instance_type and facts.role(role).instance is None for role, spec in _roles(resource))
+
+
+def _devices_unfit(own: RoleFacts) -> bool:
+    return own.devices.denominator != 1 or (own.instance is not None and own.devices > own.instance.devices)
+
+
 def _version_field(resource: DisaggregatedInference) -> str:
     return "spec.engine.image" if resource.spec.engine.version is None else "spec.engine.version"
-
-
-def _overlay_faults(overlay: Any, field: str, container: str, env: frozenset[str]) -> Iterator[Fault]:
-    for path in conflicts(overlay, container, env):
-        remedy = "remove it; the resource has a field for what may be changed"
-        yield Fault(f"{field}.{path}", "(overlay)", "kvloop sets this itself", remedy)

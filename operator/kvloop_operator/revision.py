@@ -10,6 +10,7 @@ from typing import Any
 from kvloop_connector.settings import KVTransferSettings
 from kvloop_operator.api.v1alpha1 import DisaggregatedInference
 from kvloop_operator.facts import Facts
+from kvloop_operator.serving import model_argument, served_name
 
 REVISION_LENGTH = 10
 
@@ -33,14 +34,14 @@ def kv_revision(resource: DisaggregatedInference, facts: Facts) -> str:
     attention backend, cache dtype, speculative decoding) through what decides it: image, model, engine arguments and
     environment, and the connector's settings. Tensor-parallel sizes and replicas are left out: they may differ.
     """
-    spec = resource.spec
-    engine = spec.engine
+    spec, engine, source = resource.spec, resource.spec.engine, resource.spec.model.source
     parts: dict[str, Any] = {
         "image": engine.image,
         "version": engine.version,
-        "model": spec.model.model_dump(
-            mode="json", exclude={"cache", "token_secret_ref", "kv_heads"}, exclude_none=True
-        ),
+        "model": model_argument(spec),
+        "model_revision": spec.model.revision,
+        "served_name": served_name(spec),
+        "volume": source.pvc.claim_name if source is not None and source.pvc is not None else None,
         "dtype": engine.dtype,
         "block_size": engine.block_size,
         "kv_cache_dtype": engine.kv_cache_dtype,

@@ -43,7 +43,7 @@ def statefulset(context: Context, role: Role) -> Manifest:
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": replicas}},
             "selector": {"matchLabels": names.selector(context.name, role)},
-            "template": _template(context, role),
+            "template": _with_overlay(context, role),
         },
     }
 
@@ -80,10 +80,14 @@ def efa_claim_template(context: Context, role: Role) -> Manifest:
     }
 
 
-def _template(context: Context, role: Role) -> dict[str, Any]:
+def pod_template(context: Context, role: Role) -> dict[str, Any]:
+    """An engine pod, without the user's overlay."""
     labels = {**names.labels(context.name, role), names.LABEL_KV_REVISION: context.revision}
-    template = {"metadata": {"labels": labels}, "spec": _pod(context, role)}
-    overlay = context.role(role).pod_template
+    return {"metadata": {"labels": labels}, "spec": _pod(context, role)}
+
+
+def _with_overlay(context: Context, role: Role) -> dict[str, Any]:
+    template, overlay = pod_template(context, role), context.role(role).pod_template
     return merged(template, plain(overlay)) if overlay is not None else template
 
 

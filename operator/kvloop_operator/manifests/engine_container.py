@@ -11,6 +11,7 @@ from kvloop_operator.api.v1alpha1 import Accelerator, EFAMode, SecurityProfile
 from kvloop_operator.facts import EFA_RESOURCE
 from kvloop_operator.manifests.common import Context, field_env, plain, secret_env
 from kvloop_operator.revision import transfer_settings
+from kvloop_operator.serving import model_argument, served_name
 
 SHM_VOLUME = "kvloop-shm"
 MODEL_VOLUME = "kvloop-model"
@@ -60,22 +61,6 @@ def grace_seconds(context: Context, role: Role) -> int:
     return own if own is not None else context.spec.rollout.drain_timeout_seconds + DRAIN_MARGIN_SECONDS
 
 
-def served_name(context: Context) -> str:
-    """The name that clients ask for."""
-    model = context.spec.model
-    return model.served_name or model.id or ""
-
-
-def model_argument(context: Context) -> str:
-    """What ``vllm serve`` is given to load; the same string on both roles, since vLLM compares it."""
-    source = context.spec.model.source
-    if source is None:
-        return context.spec.model.id or ""
-    if source.pvc is not None:
-        return f"{names.MODELS_DIRECTORY}/{source.pvc.path}".rstrip("/")
-    return source.s3.uri if source.s3 is not None else ""
-
-
 def environment(context: Context, role: Role) -> list[dict[str, Any]]:
     """kvloop's own variables, then those of both roles, then those of this role; the last of a name wins."""
     variables = [*_own_environment(context, role)]
@@ -86,8 +71,8 @@ def environment(context: Context, role: Role) -> list[dict[str, Any]]:
 def _arguments(context: Context, role: Role) -> list[str]:
     spec, engine, own = context.spec, context.spec.engine, context.role(role)
     # The last of two equal arguments wins, so that kvloop's own come after the user's.
-    arguments = ["serve", model_argument(context), *engine.args, *own.args]
-    arguments += ["--served-model-name", served_name(context)]
+    arguments = ["serve", model_argument(spec), *engine.args, *own.args]
+    arguments += ["--served-model-name", served_name(spec)]
     arguments += ["--host", context.facts.bind_address, "--port", str(names.ENGINE_PORT)]
     if spec.model.revision is not None:
         arguments += ["--revision", spec.model.revision]

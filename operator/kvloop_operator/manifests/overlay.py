@@ -2,94 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 from kvloop_operator import names
 
+Path = tuple[str | int, ...]
+
 # Lists whose entries are told apart by a field, as in core/v1's merge keys.
 _MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
-    "ephemeralContainers": "name",
     "env": "name",
     "volumes": "name",
     "volumeMounts": "mountPath",
-    "ports": "containerPort",
-    "imagePullSecrets": "name",
     "resourceClaims": "name",
 }
 
-_OWN_POD_FIELDS = frozenset(
-    {
-        "restartPolicy",
-        "serviceAccountName",
-        "terminationGracePeriodSeconds",
-        "hostname",
-        "subdomain",
-        "shareProcessNamespace",
-    }
+_OWN_POD_FIELDS = (
+    # What the StatefulSet or Deployment needs.
+    "restartPolicy",
+    "hostname",
+    "subdomain",
+    # What the resource has fields for; a list here would replace kvloop's own.
+    "affinity",
+    "nodeSelector",
+    "tolerations",
+    "topologySpreadConstraints",
+    "imagePullSecrets",
+    "priorityClassName",
+    "runtimeClassName",
+    "serviceAccount",
+    "serviceAccountName",
+    "terminationGracePeriodSeconds",
 )
-_OWN_CONTAINER_FIELDS = frozenset({"image", "command", "args", "ports", "lifecycle", "workingDir"})
-_OWN_VOLUME_PREFIX = "kvloop-"
+_OWN_CONTAINER_FIELDS = ("image", "imagePullPolicy", "command", "args", "ports", "lifecycle", "resources")
 
 
-def conflicts(overlay: Mapping[str, Any], container: str, env: frozenset[str]) -> Iterator[str]:
-    """Paths, below the pod template, at which ``overlay`` touches what kvloop owns.
-
-    container: name of kvloop's own container in the pod.
-    env: names of the variables that kvloop sets in it.
-    """
-    meta, spec = overlay.get("metadata") or {}, overlay.get("spec") or {}
-    for label in meta.get("labels") or {}:
-        if _own_label(label):
-            yield f"metadata.labels.{label}"
-    for field in spec:
-        if field in _OWN_POD_FIELDS:
-            yield f"spec.{field}"
-    for index, entry in enumerate(_entries(spec, "containers")):
-        if entry.get("name") == container:
-            yield from _container_conflicts(entry, f"spec.containers[{index}]", env)
-    for index, entry in enumerate(_entries(spec, "volumes")):
-        if str(entry.get("name", "")).startswith(_OWN_VOLUME_PREFIX):
-            yield f"spec.volumes[{index}].name"
+def own_paths(template: Mapping[str, Any], overlay: Mapping[str, Any]) -> Iterator[Path]:
+    """Where ``overlay`` touches what kvloop owns in ``template``, a pod template with kvloop's container first."""
+    for label in _map(_map(overlay, "metadata"), "labels"):
+        if label.startswith(names.OWN_PREFIX) or label in names.OWN_LABELS:
+            yield "metadata", "labels", label
+    spec = _map(overlay, "spec")
+    yield from (("spec", field) for field in _OWN_POD_FIELDS if field in spec)
+    container = template["spec"]["containers"][0]
+    for index, entry in _entries(spec, "containers"):
+        if entry.get("name") == container["name"]:
+            yield from (("spec", "containers", index, *path) for path in _own_in_container(container, entry))
+    volumes = [volume["name"] for volume in template["spec"]["volumes"]]
+    for index, entry in _entries(spec, "volumes"):
+        if entry.get("name") in volumes:
+            yield "spec", "volumes", index
 
 
 def merged(template: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """``template`` with ``overlay`` merged into it; neither is changed. Maps are merged, lists of named entries are
-    merged by name, everything else is replaced."""
-    result = _merge(template, overlay)
-    return result if isinstance(result, dict) else dict(template)
+    """``template`` with all of ``overlay`` that kvloop does not own merged into it; neither is changed.
+
+    Maps are merged, lists of named entries are merged by name, everything else is replaced.
+    """
+    free = deepcopy(dict(overlay))
+    # Last entries first, so that positions in a list stay what they are.
+    for path in sorted(own_paths(template, overlay), key=str, reverse=True):
+        _remove(free, path)
+    return _merge_maps(template, free)
 
 
-def _container_conflicts(entry: Mapping[str, Any], path: str, env: frozenset[str]) -> Iterator[str]:
-    for field in entry:
-        if field in _OWN_CONTAINER_FIELDS:
-            yield f"{path}.{field}"
-    for index, variable in enumerate(_entries(entry, "env")):
-        if variable.get("name") in env:
-            yield f"{path}.env[{index}].name"
-    for index, mount in enumerate(_entries(entry, "volumeMounts")):
-        if str(mount.get("name", "")).startswith(_OWN_VOLUME_PREFIX):
-            yield f"{path}.volumeMounts[{index}].name"
+def _own_in_container(container: Mapping[str, Any], entry: Mapping[str, Any]) -> Iterator[Path]:
+    yield from ((field,) for field in _OWN_CONTAINER_FIELDS if field in entry)
+    for field, key in (("env", "name"), ("volumeMounts", "mountPath")):
+        taken = [own[key] for own in container[field]]
+        yield from ((field, index) for index, each in _entries(entry, field) if each.get(key) in taken)
 
 
-def _own_label(label: str) -> bool:
-    return label.startswith(names.OWN_PREFIX) or label in names.OWN_LABELS
-
-
-def _entries(parent: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
+def _map(parent: Mapping[str, Any], field: str) -> Mapping[str, Any]:
     found = parent.get(field)
-    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
+    return found if isinstance(found, Mapping) else {}
 
 
-def _merge(base: Any, over: Any, field: str = "") -> Any:
+def _entries(parent: Mapping[str, Any], field: str) -> list[tuple[int, Mapping[str, Any]]]:
+    found = parent.get(field)
+    if not isinstance(found, list):
+        return []
+    return [(index, entry) for index, entry in enumerate(found) if isinstance(entry, Mapping)]
+
+
+def _remove(document: Any, path: Sequence[str | int]) -> None:
+    for step in path[:-1]:
+        document = document[step]
+    del document[path[-1]]
+
+
+def _merge_maps(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = {key: deepcopy(value) for key, value in base.items()}
+    for key, value in over.items():
+        result[key] = _merge(base[key], value, key) if key in base else deepcopy(value)
+    return result
+
+
+def _merge(base: Any, over: Any, field: str) -> Any:
     if isinstance(base, Mapping) and isinstance(over, Mapping):
-        result = {key: deepcopy(value) for key, value in base.items()}
-        for key, value in over.items():
-            result[key] = _merge(base[key], value, key) if key in base else deepcopy(value)
-        return result
+        return _merge_maps(base, over)
     key = _MERGE_KEYS.get(field)
     if key is not None and isinstance(base, list) and isinstance(over, list):
         return _merge_named(base, over, key)
@@ -104,5 +118,5 @@ def _merge_named(base: list[Any], over: list[Any], key: str) -> list[Any]:
         if index is None:
             result.append(deepcopy(entry))
         else:
-            result[index] = _merge(result[index], entry)
+            result[index] = _merge(result[index], entry, "")
     return result

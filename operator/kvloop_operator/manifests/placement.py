@@ -36,12 +36,18 @@ def placement_mode(context: Context) -> PlacementMode:
 
 
 def _require_instance_type(node_affinity: dict[str, Any], name: str) -> None:
-    requirement = {"key": INSTANCE_TYPE_LABEL, "operator": "In", "values": node_label_values(name)}
     # Terms are alternatives: the requirement has to stand in each of them.
-    terms = node_affinity.setdefault(_REQUIRED, {}).setdefault("nodeSelectorTerms", []) or [{}]
-    node_affinity[_REQUIRED]["nodeSelectorTerms"] = [
-        {**term, "matchExpressions": [*term.get("matchExpressions", []), dict(requirement)]} for term in terms
-    ]
+    terms = node_affinity.get(_REQUIRED, {}).get("nodeSelectorTerms") or [{}]
+    node_affinity[_REQUIRED] = {
+        "nodeSelectorTerms": [
+            {**term, "matchExpressions": [*term.get("matchExpressions", []), _instance_type_requirement(name)]}
+            for term in terms
+        ]
+    }
+
+
+def _instance_type_requirement(name: str) -> dict[str, Any]:
+    return {"key": INSTANCE_TYPE_LABEL, "operator": "In", "values": node_label_values(name)}
 
 
 def _add_same_domain(result: dict[str, Any], context: Context) -> None:

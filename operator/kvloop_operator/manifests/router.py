@@ -10,8 +10,8 @@ import yaml
 from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS
 from kvloop_operator import names
 from kvloop_operator.manifests.common import Context, Manifest, field_env, metadata, plain
-from kvloop_operator.manifests.engine_container import model_argument, served_name
 from kvloop_operator.manifests.overlay import merged
+from kvloop_operator.serving import model_argument, served_name
 
 _CONFIG_VOLUME = "kvloop-config"
 _ENGINES_VOLUME = "kvloop-engines"
@@ -35,7 +35,7 @@ def router_config(context: Context) -> dict[str, Any]:
             "port": names.ADMIN_PORT,
             "tokenFile": f"{names.SECRET_DIRECTORY}/{names.ADMIN_TOKEN_KEY}",
         },
-        "model": {"id": spec.model.id or model_argument(context), "servedName": served_name(context)},
+        "model": {"id": spec.model.id or model_argument(spec), "servedName": served_name(spec)},
         "discovery": {"file": context.facts.engines_file},
         "digestKeyFile": f"{names.SECRET_DIRECTORY}/{names.DIGEST_KEY_KEY}",
         "handleTtlSeconds": ttl,
@@ -143,7 +143,7 @@ def deployment(context: Context) -> Manifest:
             # One more before one less: clients always find a router.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "selector": {"matchLabels": names.selector(context.name, names.ROUTER)},
-            "template": _template(context),
+            "template": _with_overlay(context),
         },
     }
 
@@ -161,17 +161,21 @@ def _api_keys_file(context: Context) -> str | None:
     return None if reference is None else f"{names.API_KEYS_DIRECTORY}/{reference.key}"
 
 
-def _template(context: Context) -> dict[str, Any]:
+def pod_template(context: Context) -> dict[str, Any]:
+    """A router pod, without the user's overlay."""
     # The router reads its configuration at the start: a change has to make new pods.
     config_hash = sha256(_config_text(context).encode()).hexdigest()[:10]
-    template = {
+    return {
         "metadata": {
             "labels": names.labels(context.name, names.ROUTER),
             "annotations": {names.ANNOTATION_CONFIG_HASH: config_hash},
         },
         "spec": _pod(context),
     }
-    overlay = context.spec.router.pod_template
+
+
+def _with_overlay(context: Context) -> dict[str, Any]:
+    template, overlay = pod_template(context), context.spec.router.pod_template
     return merged(template, plain(overlay)) if overlay is not None else template
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from kvloop_operator.api.v1alpha1.base import Rule
 
-# Underscores stand for dashes, a dot starts a nested key (`--kv-transfer-config.kv_role`), an equals sign a value.
+# Regular expressions for what follows the two dashes. Underscores may stand for dashes; a dot starts a nested
+# key, as in `--kv-transfer-config.kv_role`, and an equals sign a value.
 _OWN_FLAGS = (
     "kv-transfer-config",
     "host",
@@ -19,15 +20,7 @@ _OWN_FLAGS = (
     "served-model-name",
     "revision",
     "tensor-parallel-size",
-    "data-parallel-size",
-    "data-parallel-rank",
-    "data-parallel-start-rank",
-    "data-parallel-size-local",
-    "data-parallel-address",
-    "data-parallel-rpc-port",
-    "data-parallel-hybrid-lb",
-    "data-parallel-external-lb",
-    "data-parallel-multi-port-external-lb",
+    "data-parallel-[^=]+",
     "pipeline-parallel-size",
     "prefill-context-parallel-size",
     "nnodes",
@@ -39,15 +32,12 @@ _OWN_FLAGS = (
     "dtype",
     "kv-cache-dtype",
     "max-model-len",
-    "enable-prefix-caching",
-    "no-enable-prefix-caching",
-    "async-scheduling",
-    "no-async-scheduling",
+    "(no-)?enable-prefix-caching",
+    "(no-)?async-scheduling",
     "shutdown-timeout",
     "api-key",
     "root-path",
-    "ssl-keyfile",
-    "ssl-certfile",
+    "ssl-[^=]+",
     "grpc",
 )
 _SHORT_FLAGS = ("tp", "dp", "pp", "n", "r", "dpn", "dpr", "dpl", "dpa", "dpp", "dph", "dpe", "dpm", "pcp")
@@ -56,14 +46,11 @@ _SHORT_FLAGS = ("tp", "dp", "pp", "n", "r", "dpn", "dpr", "dpl", "dpa", "dpp", "
 _EQUAL_FLAGS = (
     "attention-backend",
     "attention-config",
-    "block-size",
     "cp-kv-cache-interleave-size",
     "dcp-kv-cache-interleave-size",
     "decode-context-parallel-size",
-    "disable-hybrid-kv-cache-manager",
-    "no-disable-hybrid-kv-cache-manager",
+    "(no-)?disable-hybrid-kv-cache-manager",
     "hf-overrides",
-    "kv-cache-dtype",
     "mamba-cache-dtype",
     "mamba-ssm-cache-dtype",
     "mamba-block-size",
@@ -81,7 +68,7 @@ _EQUAL_SHORT_FLAGS = ("q", "dcp", "sc", "ac")
 
 
 def _pattern(flags: Sequence[str], short: Sequence[str]) -> str:
-    long = "|".join(flag.replace("-", "[-_]") for flag in flags)
+    long = "|".join(re.sub(r"(?<=[a-z])-", "[-_]", flag) for flag in flags)
     return f"^(--({long})([=. ].*)?|-({'|'.join(short)})([= ].*)?)$"
 
 
@@ -100,34 +87,36 @@ _OWN_ENV_NAMES = (
 )
 
 
-def own_arguments(arguments: Sequence[str]) -> list[str]:
-    """Those of ``arguments`` that kvloop sets itself."""
-    return [argument for argument in arguments if re.fullmatch(OWN_ARGUMENT_PATTERN, argument)]
+def own_arguments(arguments: Sequence[str]) -> list[int]:
+    """Where ``arguments`` repeat what kvloop sets itself."""
+    return [index for index, argument in enumerate(arguments) if re.fullmatch(OWN_ARGUMENT_PATTERN, argument)]
 
 
-def equal_arguments(arguments: Sequence[str]) -> list[str]:
-    """Those of ``arguments`` that have to be equal on both roles."""
-    return [argument for argument in arguments if re.fullmatch(EQUAL_ARGUMENT_PATTERN, argument)]
+def equal_arguments(arguments: Sequence[str]) -> list[int]:
+    """Where ``arguments`` have what has to be equal on both roles."""
+    return [index for index, argument in enumerate(arguments) if re.fullmatch(EQUAL_ARGUMENT_PATTERN, argument)]
 
 
-def own_env(env: Sequence[Any]) -> list[str]:
-    """Names in ``env`` that kvloop sets itself."""
-    return [variable.name for variable in env if variable.name in _OWN_ENV_NAMES]
+def own_env(env: Sequence[Any]) -> list[int]:
+    """Where ``env`` repeats what kvloop sets itself."""
+    return [index for index, variable in enumerate(env) if variable.name in _OWN_ENV_NAMES]
 
 
 OWN_ARGUMENTS = Rule(
     cel=f"!has(self.args) || !self.args.exists(arg, arg.matches('{OWN_ARGUMENT_PATTERN}'))",
     holds=lambda it: not own_arguments(it.args),
+    entries=lambda it: own_arguments(it.args),
     field="args",
-    fault="an argument that kvloop sets itself is repeated",
+    fault="kvloop sets this argument itself",
     remedy="remove it; the resource has a field for what may be changed",
 )
 
 EQUAL_ARGUMENTS = Rule(
     cel=f"!has(self.args) || !self.args.exists(arg, arg.matches('{EQUAL_ARGUMENT_PATTERN}'))",
     holds=lambda it: not equal_arguments(it.args),
+    entries=lambda it: equal_arguments(it.args),
     field="args",
-    fault="an argument that has to be equal on both roles is given to one",
+    fault="this argument has to be equal on both roles",
     remedy="move it to engine.args",
 )
 
@@ -136,7 +125,8 @@ OWN_ENV = Rule(
     + ", ".join(f"'{name}'" for name in _OWN_ENV_NAMES)
     + "])",
     holds=lambda it: not own_env(it.env),
+    entries=lambda it: own_env(it.env),
     field="env",
-    fault="a variable that kvloop sets itself is repeated",
+    fault="kvloop sets this variable itself",
     remedy="remove it; the resource has a field for what may be changed",
 )

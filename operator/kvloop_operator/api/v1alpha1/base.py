@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
@@ -20,6 +20,8 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from kvloop_operator.api.v1alpha1.patterns import ABSOLUTE_PATH, DNS_LABEL, DNS_SUBDOMAIN, KEY
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -35,6 +37,15 @@ class Rule:
     field: str
     fault: str
     remedy: str
+    entries: Callable[[Any], Sequence[int | str]] | None = None
+    """Which entries of the list or map at ``field`` break the rule; None where the field as a whole does."""
+
+    def broken_at(self, part: Any) -> list[tuple[str | int, ...]]:
+        """Paths below ``part`` at which the rule is broken."""
+        if self.holds(part):
+            return []
+        field = tuple(self.field.split(".")) if self.field else ()
+        return [field] if self.entries is None else [(*field, entry) for entry in self.entries(part)]
 
     @property
     def message(self) -> str:
@@ -58,7 +69,7 @@ class Part(BaseModel):
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
-        broken = [rule for rule in self.rules if not rule.holds(self)]
+        broken = [(rule, path) for rule in self.rules for path in rule.broken_at(self)]
         if broken:
             raise PydanticCustomError("rule", "a rule does not hold", {"broken": broken})
         return self
@@ -67,7 +78,6 @@ class Part(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler(core_schema)
         own = handler.resolve_ref_schema(schema)
-        own.pop("description", None)
         if cls.rules:
             own["x-kubernetes-validations"] = [{"rule": rule.cel, "message": rule.message} for rule in cls.rules]
         return schema
@@ -164,17 +174,13 @@ WholeOrText = Annotated[
     WithJsonSchema({"x-kubernetes-int-or-string": True, "maxLength": _MAXIMUM_FREE_LENGTH}),
 ]
 
-DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-DNS_SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
-ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*$"
-
-ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN_PATTERN)]
-VolumeName = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL_PATTERN)]
-Key = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+VolumeName = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
+Key = Annotated[str, Field(min_length=1, max_length=253, pattern=KEY)]
 Text = Annotated[str, Field(max_length=1024)]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
-AbsolutePath = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^/")]
+AbsolutePath = Annotated[str, Field(min_length=1, max_length=1024, pattern=ABSOLUTE_PATH)]
 Labels = Annotated[Mapping[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)]
 Annotations = Annotated[Mapping[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
-Arguments = Annotated[tuple[Annotated[str, Field(max_length=2048)], ...], Field(max_length=64)]
+Arguments = Annotated[tuple[Annotated[str, Field(max_length=1024)], ...], Field(max_length=64)]
 Seconds = Annotated[int, Field(ge=0, le=86400)]

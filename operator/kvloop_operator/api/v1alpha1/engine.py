@@ -10,6 +10,7 @@ from pydantic import Field
 from kvloop_operator.api.v1alpha1.arguments import OWN_ARGUMENTS, OWN_ENV
 from kvloop_operator.api.v1alpha1.base import Arguments, Part, Quantity, Rule
 from kvloop_operator.api.v1alpha1.kubernetes import EnvVars
+from kvloop_operator.api.v1alpha1.patterns import IMAGE, KV_CACHE_DTYPE
 from kvloop_operator.engine_versions import TAG_VERSION_PATTERN, VERSION_PATTERN, version_of_tag
 
 
@@ -44,7 +45,7 @@ class Engine(Part):
         OWN_ARGUMENTS,
         OWN_ENV,
     )
-    image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s]+$")]
+    image: Annotated[str, Field(min_length=1, max_length=512, pattern=IMAGE)]
     """vLLM image with NIXL, for both roles. On EFA it has to carry libfabric and hwloc."""
     image_pull_policy: PullPolicy | None = None
     version: Annotated[str, Field(max_length=64, pattern=VERSION_PATTERN)] | None = None
@@ -55,7 +56,7 @@ class Engine(Part):
     """``--block-size`` of both roles: tokens a KV block. Default: vLLM's own; 32 on a CPU."""
     max_model_len: Annotated[int, Field(ge=1, le=16777216)] | None = None
     """``--max-model-len`` of both roles: tokens of prompt and answer together. Default: the model's own."""
-    kv_cache_dtype: Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[a-z0-9_]+$")] | None = None
+    kv_cache_dtype: Annotated[str, Field(min_length=1, max_length=32, pattern=KV_CACHE_DTYPE)] | None = None
     """``--kv-cache-dtype`` of both roles."""
     args: Arguments = ()
     """Further arguments of ``vllm serve``, for both roles. What kvloop sets itself is refused."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from kvloop_operator.api.v1alpha1.base import Rule
+from kvloop_operator.api.v1alpha1.patterns import FORMS
 from kvloop_operator.errors import Fault
 
 _MAXIMUM_SHOWN = 80
@@ -39,7 +40,10 @@ _BOUNDS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
     "string_too_long": lambda c: ("too long", f"use {c['max_length']} characters or fewer"),
     "too_short": lambda c: ("too few entries", f"use {c['min_length']} or more"),
     "too_long": lambda c: ("too many entries", f"use {c['max_length']} or fewer"),
-    "string_pattern_mismatch": lambda c: ("not of the form that is needed", f"it has to match {c['pattern']}"),
+    "string_pattern_mismatch": lambda c: (
+        "malformed",
+        f"write {FORMS[c['pattern']]}" if c["pattern"] in FORMS else f"match {c['pattern']}",
+    ),
     "enum": lambda c: ("not one of the values that are possible", f"use {c['expected']}"),
     "literal_error": lambda c: ("not one of the values that are possible", f"use {c['expected']}"),
     "duplicate_key": lambda c: (f"two entries have the {c['key']} {c['value']}", "keep one of them"),
@@ -80,9 +84,9 @@ def faults_of(error: ValidationError, model: type[BaseModel], document: Mapping[
 def _faults(detail: ErrorDetails, model: type[BaseModel], document: Mapping[str, Any]) -> Iterator[Fault]:
     location, context = detail["loc"], detail.get("ctx", {})
     if detail["type"] == "rule":
-        rules: Sequence[Rule] = context["broken"]
-        for rule in rules:
-            below = (*location, *(rule.field.split(".") if rule.field else ()))
+        broken: Sequence[tuple[Rule, Sequence[str | int]]] = context["broken"]
+        for rule, path in broken:
+            below = (*location, *path)
             yield Fault(path_of(below), value_at(document, below), rule.fault, rule.remedy)
         return
     fault, remedy = _words(detail["type"], context, location, model, detail["msg"])

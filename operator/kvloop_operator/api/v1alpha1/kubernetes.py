@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from kvloop_operator.api.v1alpha1.base import (
-    ENV_NAME_PATTERN,
     AbsolutePath,
     Annotations,
     Key,
@@ -26,6 +25,7 @@ from kvloop_operator.api.v1alpha1.base import (
     keyed_list,
     unique,
 )
+from kvloop_operator.api.v1alpha1.patterns import ENV_NAME
 
 
 def _one_of(*names: str) -> str:
@@ -84,7 +84,7 @@ class EnvVar(Part):
             remedy="keep one of value and valueFrom",
         ),
     )
-    name: Annotated[str, Field(min_length=1, max_length=253, pattern=ENV_NAME_PATTERN)]
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern=ENV_NAME)]
     value: Annotated[str, Field(max_length=4096)] | None = None
     value_from: EnvSource | None = None
 
@@ -321,7 +321,7 @@ class Volume(Part):
     csi: CSIVolume | None = None
 
 
-Volumes = Annotated[tuple[Volume, ...], unique("name"), keyed_list("name", 32)]
+Volumes = Annotated[tuple[Volume, ...], keyed_list("name", 32), unique("name")]
 
 
 class VolumeMount(Part):
@@ -331,7 +331,7 @@ class VolumeMount(Part):
     read_only: bool | None = None
 
 
-VolumeMounts = Annotated[tuple[VolumeMount, ...], unique("mount_path"), keyed_list("mount_path", 32)]
+VolumeMounts = Annotated[tuple[VolumeMount, ...], keyed_list("mount_path", 32), unique("mount_path")]
 
 
 class OverlayMetadata(Part):

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from kvloop_operator.api.v1alpha1.base import AbsolutePath, ObjectName, Part, Quantity, Rule, ShortText, defaulted
 from kvloop_operator.api.v1alpha1.kubernetes import LocalReference, SecretKeyRef
+from kvloop_operator.api.v1alpha1.patterns import HTTP_URL, MODEL_ID, MODEL_PATH, REGION, S3_URI, SERVED_NAME
 
 
 class PVCSource(Part):
@@ -15,19 +16,17 @@ class PVCSource(Part):
 
     claim_name: ObjectName
     """PersistentVolumeClaim in the resource's namespace; mounted read-only."""
-    path: Annotated[
-        str, Field(max_length=512, pattern=r"^([A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*)?$")
-    ] = ""
+    path: Annotated[str, Field(max_length=512, pattern=MODEL_PATH)] = ""
     """Directory of the model below the root of the volume; empty means the root."""
 
 
 class S3Source(Part):
     """Weights in an S3 bucket, streamed to the accelerator by the run:ai streamer, which the image has to carry."""
 
-    uri: Annotated[str, Field(min_length=6, max_length=1024, pattern=r"^s3://[a-z0-9][a-z0-9.-]+(/[^/].*)?$")]
+    uri: Annotated[str, Field(min_length=6, max_length=1024, pattern=S3_URI)]
     """Directory of the model, as in ``s3://bucket/models/qwen3-32b``."""
-    region: Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[a-z0-9-]+$")] | None = None
-    endpoint_url: Annotated[str, Field(max_length=512, pattern=r"^https?://")] | None = None
+    region: Annotated[str, Field(min_length=1, max_length=32, pattern=REGION)] | None = None
+    endpoint_url: Annotated[str, Field(max_length=512, pattern=HTTP_URL)] | None = None
     """For S3-compatible stores."""
     credentials_secret_ref: LocalReference | None = None
     """Secret with the keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Leave it out where the service account has an
@@ -96,9 +95,9 @@ class Model(Part):
             remedy="remove revision or source",
         ),
     )
-    id: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/-]*$")] | None = None
+    id: Annotated[str, Field(min_length=1, max_length=253, pattern=MODEL_ID)] | None = None
     """Hugging Face model id, or a directory in the image. With source: only a name."""
-    served_name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9._:/-]+$")] | None = None
+    served_name: Annotated[str, Field(min_length=1, max_length=253, pattern=SERVED_NAME)] | None = None
     """The name that clients ask for. Default: id."""
     revision: ShortText | None = None
     """Branch, tag or commit of the Hugging Face model."""

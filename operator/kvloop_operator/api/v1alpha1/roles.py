@@ -9,7 +9,15 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from kvloop_operator.api.v1alpha1.arguments import EQUAL_ARGUMENTS, OWN_ARGUMENTS, OWN_ENV
-from kvloop_operator.api.v1alpha1.base import Arguments, CountOrPercent, Part, Quantity, Rule, ShortText, defaulted
+from kvloop_operator.api.v1alpha1.base import (
+    Arguments,
+    CountOrPercent,
+    Part,
+    Quantity,
+    Rule,
+    ShortText,
+    defaulted,
+)
 from kvloop_operator.api.v1alpha1.kubernetes import (
     Affinity,
     EnvVars,
@@ -20,6 +28,7 @@ from kvloop_operator.api.v1alpha1.kubernetes import (
     VolumeMounts,
     Volumes,
 )
+from kvloop_operator.api.v1alpha1.patterns import INSTANCE_TYPE
 
 
 class Accelerator(StrEnum):
@@ -78,7 +87,7 @@ class RoleSpec(Part):
 
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     """Number of engines. With 0 the deployment is suspended: the router answers 503."""
-    instance_type: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9][a-z0-9.-]*$")] | None = None
+    instance_type: Annotated[str, Field(min_length=1, max_length=63, pattern=INSTANCE_TYPE)] | None = None
     """EC2 instance type to run on, with or without the prefix ``ml.``; gives accelerator, device and EFA counts."""
     accelerator: Accelerator | None = None
     """Default: what instanceType has; gpu without one."""

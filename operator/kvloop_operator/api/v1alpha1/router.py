@@ -18,9 +18,10 @@ from kvloop_operator.api.v1alpha1.kubernetes import (
     SpreadConstraints,
     Tolerations,
 )
+from kvloop_operator.api.v1alpha1.patterns import HEADER_NAME, IMAGE, STORE_URL
 from kvloop_operator.api.v1alpha1.roles import DisruptionBudget
 
-_HeaderName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
+_HeaderName = Annotated[str, Field(min_length=1, max_length=128, pattern=HEADER_NAME)]
 
 SESSION_HEADERS = ("X-Session-ID", "X-Claude-Code-Session-Id", "X-LiteLLM-Session-Id", "session_id")
 """Headers by which agent frameworks tell their sessions apart."""
@@ -64,7 +65,7 @@ class Timeouts(Part):
 class HandleStore(Part):
     """Where KV handles are kept between turns. In the router's memory, unless url is set."""
 
-    url: Annotated[str, Field(max_length=512, pattern=r"^(redis|rediss|valkey|valkeys)://")] | None = None
+    url: Annotated[str, Field(max_length=512, pattern=STORE_URL)] | None = None
     """Valkey or Redis shared by all replicas."""
     max_handles: Annotated[int, Field(ge=1, le=10000000)] = 20000
     """More than this are released, oldest first."""
@@ -75,7 +76,7 @@ class RouterSpec(Part):
 
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
     """More than one need a shared handle store."""
-    image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s]+$")] | None = None
+    image: Annotated[str, Field(min_length=1, max_length=512, pattern=IMAGE)] | None = None
     """Default: the router of the operator's own version."""
     image_pull_policy: PullPolicy | None = None
     handle_ttl_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None

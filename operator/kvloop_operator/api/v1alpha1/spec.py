@@ -25,6 +25,7 @@ from kvloop_operator.api.v1alpha1.base import (
 from kvloop_operator.api.v1alpha1.engine import Engine
 from kvloop_operator.api.v1alpha1.kubernetes import LocalReference
 from kvloop_operator.api.v1alpha1.model import Model
+from kvloop_operator.api.v1alpha1.patterns import TEMPLATE_VERSION
 from kvloop_operator.api.v1alpha1.roles import RoleSpec
 from kvloop_operator.api.v1alpha1.router import RouterSpec
 
@@ -47,9 +48,10 @@ class KVTransfer(Part):
             + ", ".join(f"'{key}'" for key in _OWN_KEYS)
             + "])",
             holds=lambda it: not OWN_EXTRA_KEYS & it.extra_config.keys(),
+            entries=lambda it: sorted(OWN_EXTRA_KEYS & it.extra_config.keys()),
             field="extraConfig",
-            fault=f"{', '.join(_OWN_KEYS[:-1])} and {_OWN_KEYS[-1]} are kvloop's own keys",
-            remedy="remove them; kvTransfer and network.efa have fields for what may be changed",
+            fault="kvloop sets this key itself",
+            remedy="remove it; kvTransfer and network.efa have fields for what may be changed",
         ),
     )
 
@@ -130,7 +132,7 @@ class Rollout(Part):
     """How long running turns on an engine may take to finish before it is stopped."""
     honour_handles_seconds: Seconds = 30
     """How long an engine without running turns is kept so that its retained blocks can still be pulled."""
-    engine_template_version: Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[0-9]+$")] | None = None
+    engine_template_version: Annotated[str, Field(min_length=1, max_length=32, pattern=TEMPLATE_VERSION)] | None = None
     """The engine template to use. Set it to status.engineTemplate.offered to take what a newer operator offers; engines
     are restarted for it."""
 
@@ -254,7 +256,7 @@ class DisaggregatedInferenceSpec(Part):
     service_account: ServiceAccount = defaulted(ServiceAccount)
     security: Security = defaulted(Security)
     monitoring: Monitoring = defaulted(Monitoring)
-    image_pull_secrets: Annotated[tuple[LocalReference, ...], unique("name"), keyed_list("name", 16)] = ()
+    image_pull_secrets: Annotated[tuple[LocalReference, ...], keyed_list("name", 16), unique("name")] = ()
     priority_class_name: ObjectName | None = None
     """Of the engine pods."""
     runtime_class_name: ObjectName | None = None

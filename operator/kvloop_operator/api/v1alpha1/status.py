@@ -63,7 +63,7 @@ class DisaggregatedInferenceStatus(Part):
 
     observed_generation: int = -1
     """Generation that the conditions are about; -1 before the operator has seen the resource."""
-    conditions: Annotated[tuple[Condition, ...], unique("type"), keyed_list("type", 32)] = ()
+    conditions: Annotated[tuple[Condition, ...], keyed_list("type", 32), unique("type")] = ()
     prefill: RoleStatus | None = None
     decode: RoleStatus | None = None
     router: RoleStatus | None = None

@@ -1,0 +1,21 @@
+"""What engines load, and under which name they serve it."""
+
+from __future__ import annotations
+
+from kvloop_operator import names
+from kvloop_operator.api.v1alpha1 import DisaggregatedInferenceSpec
+
+
+def served_name(spec: DisaggregatedInferenceSpec) -> str:
+    """The name that clients ask for."""
+    return spec.model.served_name or spec.model.id or ""
+
+
+def model_argument(spec: DisaggregatedInferenceSpec) -> str:
+    """What ``vllm serve`` is given to load; the same string on both roles, since vLLM compares it."""
+    source = spec.model.source
+    if source is None:
+        return spec.model.id or ""
+    if source.pvc is not None:
+        return f"{names.MODELS_DIRECTORY}/{source.pvc.path}".rstrip("/")
+    return source.s3.uri if source.s3 is not None else ""

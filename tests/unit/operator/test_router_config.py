@@ -1,0 +1,86 @@
+"""The contract between the operator, which writes ``router.yaml``, and the router, which reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvloop_operator.api.v1alpha1 import DisaggregatedInference
+from kvloop_operator.desired import desired
+from kvloop_operator.facts import OperatorSettings
+from kvloop_router.config import Config, parse
+from tests.unit.operator.documents import child, facts_of, fixtures, manifests, read
+
+
+def config(settings: OperatorSettings | None = None, **changes: object) -> Config:
+    text = child(manifests(settings, **changes), "ConfigMap", "demo-router")["data"]["router.yaml"]
+    return parse(text, {"POD_IP": "127.0.10.2"})
+
+
+@pytest.mark.parametrize("file", fixtures("good"), ids=lambda file: file.stem)
+def test_the_router_takes_every_configuration_that_the_operator_writes(file: Path) -> None:
+    parsed = DisaggregatedInference.parse(read(file))
+    (text,) = [each["data"]["router.yaml"] for each in desired(parsed, facts_of(parsed)) if each["kind"] == "ConfigMap"]
+    parse(text, {})
+
+
+def test_every_setting_of_the_router_is_written() -> None:
+    assert config().model_fields_set == set(Config.model_fields)
+
+
+def test_the_handle_ttl_follows_from_the_decoders() -> None:
+    assert config(kvTransfer__decoderKvBlocksTtlSeconds=100).handle_ttl_seconds == 70
+    assert config(router__handleTtlSeconds=50).handle_ttl_seconds == 50
+
+
+@pytest.mark.parametrize(
+    ("version", "can"),
+    [("0.30.0", (False, False, False)), ("0.32.0", (True, False, True)), ("0.33.0", (True, True, True))],
+)
+def test_the_router_is_told_what_the_engines_can_do(version: str, can: tuple[bool, bool, bool]) -> None:
+    told = config(engine__version=version).engine
+    assert told.version == version
+    assert (told.prompt_token_ids, told.stream_handles, told.multi_group_reuse) == can
+
+
+def test_the_users_settings_arrive() -> None:
+    told = config(
+        router={
+            "reuse": False,
+            "cacheSalt": False,
+            "sessionHeaders": ["X-A"],
+            "limits": {"bodyBytes": 2048},
+            "timeouts": {"connectSeconds": 1, "prefillSeconds": 2},
+            "handleStore": {"maxHandles": 3},
+            "canary": {"enabled": False},
+            "apiKeysSecretRef": {"name": "keys", "key": "list"},
+        },
+        rollout__drainTimeoutSeconds=4,
+        kvTransfer__kvRecomputeThreshold=5,
+    )
+    assert (told.reuse, told.cache_salt, told.session_headers) == (False, False, ("X-A",))
+    assert (told.limits.body_bytes, told.handle_store.max_handles, told.canary.enabled) == (2048, 3, False)
+    assert (told.timeouts.connect_seconds, told.timeouts.prefill_seconds, told.timeouts.drain_seconds) == (1, 2, 4)
+    assert told.kv_transfer.kv_recompute_threshold == 5
+    assert told.api_keys_file == "/etc/kvloop/api-keys/list"
+
+
+def test_files_that_the_configuration_names_are_mounted() -> None:
+    children = manifests(router__apiKeysSecretRef={"name": "keys", "key": "list"})
+    told = config(router__apiKeysSecretRef={"name": "keys", "key": "list"})
+    pod = child(children, "Deployment", "demo-router")["spec"]["template"]["spec"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    projected = volumes[mounts["/etc/kvloop"]]["projected"]["sources"]
+    files = {
+        f"/etc/kvloop/{item['path']}" for source in projected for each in source.values() for item in each["items"]
+    }
+    assert files == {"/etc/kvloop/router.yaml", told.admin.token_file, told.digest_key_file}
+    assert volumes[mounts["/etc/kvloop/api-keys"]]["secret"]["items"] == [{"key": "list", "path": "list"}]
+    assert mounts[str(Path(told.discovery.file).parent)] == "kvloop-engines"
+
+
+def test_the_local_nodes_address_is_expanded_by_the_router() -> None:
+    told = config(OperatorSettings(bind_address="$(POD_IP)"))
+    assert told.listen.host == told.admin.host == "127.0.10.2"
