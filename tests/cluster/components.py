@@ -31,10 +31,7 @@ def kubernetes(*arguments: str) -> list[str]:
 
 
 def etcd(data: Path) -> list[str]:
-    """etcd on a unix socket below its data folder: no port to find, and none to clash."""
-    return kubernetes(
-        "etcd", f"--data-dir={data}", f"--client-url={etcd_url(data)}", f"--peer-url=unix://{data}/peer.sock"
-    )
+    return kubernetes("etcd", f"--data-dir={data}")
 
 
 def etcd_url(data: Path) -> str:

@@ -4,42 +4,32 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/embed"
 )
 
-// etcdCommand serves one etcd member that keeps nothing past its life: no fsync.
+// etcdCommand serves one etcd member on unix sockets in its data folder: no port to find, and none to clash.
+// It keeps nothing past its life, so it never waits for the disk.
 func etcdCommand() *cobra.Command {
-	var directory, clientURL, peerURL string
+	var directory string
 	command := &cobra.Command{
 		Use: "etcd",
 		RunE: func(*cobra.Command, []string) error {
-			return serveEtcd(directory, clientURL, peerURL)
+			return serveEtcd(directory)
 		},
 	}
-	command.Flags().StringVar(&directory, "data-dir", "", "folder for the data")
-	command.Flags().StringVar(&clientURL, "client-url", "", "where clients connect")
-	command.Flags().StringVar(&peerURL, "peer-url", "", "where peers would connect")
+	command.Flags().StringVar(&directory, "data-dir", "", "folder for the data, and for client.sock")
 	return command
 }
 
-func serveEtcd(directory, clientURL, peerURL string) error {
-	client, err := url.Parse(clientURL)
-	if err != nil {
-		return err
-	}
-	peer, err := url.Parse(peerURL)
-	if err != nil {
-		return err
-	}
+func serveEtcd(directory string) error {
 	config := embed.NewConfig()
 	config.Dir = directory
-	config.ListenClientUrls = []url.URL{*client}
-	config.AdvertiseClientUrls = []url.URL{*client}
-	config.ListenPeerUrls = []url.URL{*peer}
-	config.AdvertisePeerUrls = []url.URL{*peer}
+	config.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(directory, "client.sock")}}
+	config.ListenPeerUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(directory, "peer.sock")}}
 	config.InitialCluster = config.InitialClusterFromName(config.Name)
 	config.UnsafeNoFsync = true
 	config.LogLevel = "warn"
