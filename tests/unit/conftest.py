@@ -1,0 +1,8 @@
+"""Property tests judge results, never how long a busy machine takes for them."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
