@@ -87,6 +87,10 @@ format: install ## Format and fix what can be fixed
 generate: install ## Write the generated files: the CRD and the golden manifests
 	$(BIN)/kvloop crd > crds/kvloop.io_disaggregatedinferences.yaml
 
+.PHONY: bench-proof
+bench-proof: install ## Time the proof of reuse and the splicing of chunks: bench/results/proof.json
+	$(BIN)/python bench/proof.py
+
 .PHONY: requirements
 requirements: $(UV) ## Pin the requirement files anew
 	cd requirements && for set in uv product development; do \
