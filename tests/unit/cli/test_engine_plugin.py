@@ -1,0 +1,55 @@
+"""The directory that brings kvloop's plug-in into an engine's process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kvloop_connector
+from kvloop.engine_plugin import make_plugin_directory
+
+SEEN = """
+import importlib.metadata, json, os, kvloop_connector
+found = importlib.metadata.entry_points(group="vllm.general_plugins")
+print(json.dumps({
+    "entry_points": {entry.name: callable(entry.load()) for entry in found},
+    "package": kvloop_connector.__file__,
+    "sleeps": os.sched_yield.__name__ == "<lambda>",
+}))
+"""
+
+
+def seen_by_a_process(directory: Path) -> dict[str, Any]:
+    """What a Python that knows nothing of this checkout but ``directory`` finds."""
+    environment = {**os.environ, "PYTHONPATH": str(directory)}
+    # -S: without site-packages, where kvloop itself is installed. site is imported by hand for sitecustomize.
+    command = [sys.executable, "-S", "-c", f"import site; site.execsitecustomize()\n{SEEN}"]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return dict(json.loads(answer.stdout))
+
+
+def test_entry_point_is_found_and_loads_from_this_checkout(tmp_path: Path) -> None:
+    found = seen_by_a_process(make_plugin_directory(tmp_path))
+
+    assert found["entry_points"] == {"kvloop_stream_handle": True}
+    assert Path(found["package"]).resolve() == Path(kvloop_connector.__file__).resolve()
+    assert not found["sleeps"]
+
+
+def test_waiting_sleeps_where_asked_for(tmp_path: Path) -> None:
+    assert seen_by_a_process(make_plugin_directory(tmp_path, yield_by_sleeping=True))["sleeps"]
+
+
+def test_directory_is_made_anew_over_an_old_one(tmp_path: Path) -> None:
+    make_plugin_directory(tmp_path, yield_by_sleeping=True)
+    (tmp_path / "kvloop_connector").unlink()
+    (tmp_path / "kvloop_connector").symlink_to(tmp_path / "a checkout that is gone")
+
+    found = seen_by_a_process(make_plugin_directory(tmp_path))
+
+    assert found["entry_points"] == {"kvloop_stream_handle": True}
+    assert not found["sleeps"]
