@@ -435,3 +435,25 @@ async def test_a_forwarded_port_that_is_taken_is_refused() -> None:
         with pytest.raises(PortTaken, match=str(port)):
             async with forwarded(port, lambda: None):
                 pass
+
+
+async def test_shared_memory_of_a_killed_container_goes_with_it(tmp_path: Path) -> None:
+    name = f"kvloop-test-{tmp_path.name}-{os.getpid()}"
+    # Written by hand: Python's own shared memory is removed by a helper process where its owner is killed.
+    program = f"""
+import mmap, os, time
+file = open("/dev/shm/{name}.new", "w+b")
+file.truncate(4096)
+mapped = mmap.mmap(file.fileno(), 0)
+os.rename(file.name, "/dev/shm/{name}")
+time.sleep(1000)
+"""
+    exists_command = f"test -e /dev/shm/{name}"
+    template = pod_template(container("python", "-c", program, **ready_when(exists_command)))
+
+    async with running([stateful_set("x", template)], tmp_path) as node:
+        await node.ready()
+        node.apply([])
+        await node.delete_pod("x-0", grace=0)
+
+    assert not exists(f"/dev/shm/{name}")

@@ -4,6 +4,8 @@ Started by ``process`` as ``python -I -S shim.py LOG PROGRAM ARGUMENT…`` with 
 nothing of kvloop. Standard output carries one line, ``started PID`` or ``failed REASON``. Standard input carries
 orders: ``T`` sends SIGTERM to the process (and only to it, as to a container's process 1), ``K`` kills all; its end
 means that the node is gone, which also kills all. The exit status is the process's own, 128 + N after signal N.
+
+A pod's /dev/shm goes with the pod; here it is the machine's, so that what killed processes had mapped of it is removed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _NOT_STARTED = 127
+_SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - looked for, not written to
 
 
 def main(log: str, command: list[str]) -> int:
@@ -69,10 +72,13 @@ def _watch(child: int, wake: int) -> int:
     poll = select.poll()
     poll.register(0, select.POLLIN | select.POLLHUP)
     poll.register(wake, select.POLLIN)
+    shared: set[str] = set()
     while True:
         status = _reap(child)
         if status is not None:
-            _kill_rest()
+            _kill_rest(shared)
+            for name in shared:
+                Path(name).unlink(missing_ok=True)
             return status
         for descriptor, _ in poll.poll():
             order = os.read(descriptor, 4096)
@@ -80,6 +86,7 @@ def _watch(child: int, wake: int) -> int:
                 continue
             if not order:
                 poll.unregister(0)
+            shared |= _shared_memory()
             if not order or b"K" in order:
                 _kill(child)
             elif b"T" in order:
@@ -108,10 +115,14 @@ def _kill(pid: int) -> None:
         return
 
 
-def _kill_rest() -> None:
-    """Kill what the process left behind. Each death hands its children to this process, until none is left."""
+def _kill_rest(shared: set[str]) -> None:
+    """Kill what the process left behind. Each death hands its children to this process, until none is left.
+
+    Adds the shared memory of what had to be killed to ``shared``.
+    """
     while True:
-        for pid in _children():
+        shared |= _shared_memory()
+        for pid in _children(_parents()):
             _kill(pid)
         try:
             os.waitpid(-1, 0)
@@ -119,9 +130,30 @@ def _kill_rest() -> None:
             return
 
 
-def _children() -> list[int]:
-    own = str(os.getpid())
-    found = []
+def _children(parents: dict[int, int]) -> list[int]:
+    return [pid for pid, parent in parents.items() if parent == os.getpid()]
+
+
+def _shared_memory() -> set[str]:
+    """Files in /dev/shm that descendants of this process have mapped."""
+    parents = _parents()
+    found: set[str] = set()
+    for pid in parents:
+        ancestor = pid
+        while ancestor in parents and ancestor != os.getpid():
+            ancestor = parents[ancestor]
+        if ancestor == os.getpid() and pid != ancestor:
+            try:
+                lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            except OSError:
+                continue
+            found |= {_SHARED_MEMORY + line.partition(_SHARED_MEMORY)[2] for line in lines if _SHARED_MEMORY in line}
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """Each process of the machine and its parent."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -129,8 +161,7 @@ def _children() -> list[int]:
             except OSError:
                 continue
             # The second field is the name in parentheses, which may hold anything; the parent is the second behind it.
-            if stat.rpartition(")")[2].split()[1] == own:
-                found.append(int(entry.name))
+            found[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
     return found
 
 
