@@ -22,7 +22,9 @@ RENDER = """
 import json, pathlib, sys
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 settings = json.loads(pathlib.Path(sys.argv[1], "tokenizer_config.json").read_text())
-template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(settings["chat_template"])
+environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+environment.filters["tojson"] = json.dumps
+template = environment.from_string(settings["chat_template"])
 cases = json.loads(sys.argv[2])
 print(json.dumps([template.render(**{"tools": None, "add_generation_prompt": True, **case}) for case in cases]))
 """
