@@ -38,7 +38,7 @@ class Engine:
     """What is known of one engine process.
 
     load: requests of this router there now. process: the engine id in its last handle, without the rank.
-    version, block_size, max_model_len, models: None or empty until the engine has told.
+    version, block_size, kv_blocks, max_model_len, models: None or empty until the engine has told.
     """
 
     spec: EngineSpec
@@ -48,6 +48,7 @@ class Engine:
     process: str | None = None
     version: str | None = None
     block_size: int | None = None
+    kv_blocks: int | None = None
     max_model_len: int | None = None
     models: tuple[str, ...] = ()
 
@@ -192,6 +193,7 @@ class Engines:
     async def _learn(self, engine: Engine) -> None:
         metrics = (await self._get(engine, "/metrics")).decode("utf-8", "replace")
         engine.block_size = exposition.block_size(metrics)
+        engine.kv_blocks = exposition.blocks(metrics)
         try:
             models = orjson.loads(await self._get(engine, "/v1/models"))["data"]
             engine.models = tuple(str(model["id"]) for model in models)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_BLOCK_SIZE = re.compile(r'^vllm:cache_config_info\{[^}]*\bblock_size="(\d+)"', re.MULTILINE)
+_BLOCK_SIZE = re.compile(r'^vllm:cache_config_info\{(?:[^}]*,)?block_size="(\d+)"', re.MULTILINE)
+_BLOCKS = re.compile(r'^vllm:cache_config_info\{(?:[^}]*,)?num_gpu_blocks="(\d+)"', re.MULTILINE)
 BYTES_TRANSFERRED = "vllm:nixl_bytes_transferred_sum"
 """Counted by the engine that reads: decode to prefill on prefill, prefill to decode on decode."""
 
@@ -12,6 +13,12 @@ BYTES_TRANSFERRED = "vllm:nixl_bytes_transferred_sum"
 def block_size(text: str) -> int | None:
     """Tokens in a KV block, where the engine says."""
     match = _BLOCK_SIZE.search(text)
+    return int(match[1]) if match else None
+
+
+def blocks(text: str) -> int | None:
+    """KV blocks that the engine has, where it says."""
+    match = _BLOCKS.search(text)
     return int(match[1]) if match else None
 
 

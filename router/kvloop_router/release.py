@@ -101,6 +101,12 @@ class Releases:
                 return item
         return None
 
+    def take_all(self) -> tuple[Pending, ...]:
+        """All that wait; they are the caller's from now on."""
+        self._forget_expired()
+        waiting, self._pending = tuple(self._pending), []
+        return waiting
+
     async def wait(self) -> None:
         """Wait until a handle may be due."""
         if not self._pending:

@@ -17,6 +17,8 @@ from kvloop_router.request import Request
 from kvloop_router.scope import Scope
 from kvloop_router.store import Absence, HandleStore, Kept, Match, Query, packed
 
+_RETAINED_SHARE = 0.5
+
 # Each data-parallel rank of one process has an engine id of its own.
 _RANK = re.compile(r"_dp\d+$")
 
@@ -183,7 +185,7 @@ class Reuse:
                 conversation=query.conversation,
                 deadline=deadline,
             )
-            for superseded in await self._store.put(kept):
+            for superseded in await self._store.put(kept, max_blocks=_retainable(decode)):
                 self._releases.add(superseded)
             return ""
         self._releases.add_handle(
@@ -217,4 +219,12 @@ class Reuse:
         threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
         if handle.num_tokens < threshold:
             return "below_threshold"
+        most = _retainable(decode)
+        if most is not None and sum(len(group) for group in handle.block_ids) > most:
+            return "over_budget"
         return ""
+
+
+def _retainable(decode: Engine) -> int | None:
+    """How many of its blocks an engine may retain: pinned blocks take the room of running requests."""
+    return None if decode.kv_blocks is None else int(decode.kv_blocks * _RETAINED_SHARE)

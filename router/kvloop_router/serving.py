@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 0.5
 _HEALTH_SECONDS = 2.0
 _FILLER_SECONDS = 30.0
+_RELEASE_ALL_SECONDS = 5.0
+_RELEASES_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +54,34 @@ class Router:
     store: MemoryStore
     releases: Releases
     background: Background
+    release: Callable[[Pending], Awaitable[None]]
 
     async def drained(self) -> None:
         """Take no new turns, and wait until the running ones and the legs of clients that left have ended."""
         self.state.draining = True
         await self.state.drained()
         await self.background.idle()
+
+    async def release_all(self) -> None:
+        """Have every kept handle released: they are in this process's memory, and nobody can use them after it.
+
+        What does not get its turn within a few seconds stays retained until its time is over.
+        """
+        for kept in await self.store.empty():
+            self.releases.add(kept)
+        waiting = self.releases.take_all()
+        places = asyncio.Semaphore(_RELEASES_AT_ONCE)
+
+        async def one(item: Pending) -> None:
+            async with places:
+                await self.release(item)
+
+        try:
+            async with asyncio.timeout(_RELEASE_ALL_SECONDS), asyncio.TaskGroup() as group:
+                for item in waiting:
+                    group.create_task(one(item))
+        except TimeoutError:
+            _log.warning("some handles were not released", extra={"handles": len(waiting)})
 
 
 @asynccontextmanager
@@ -116,11 +141,15 @@ async def serving(
 
         background.serve(watch(Path(config.discovery.file), discovered, interval=_DISCOVERY_SECONDS), "discovery")
         background.serve(engines.watch(interval=_HEALTH_SECONDS), "health checks")
-        background.serve(_release(releases, engines, pairs, config, random), "releases")
+
+        async def release(item: Pending) -> None:
+            await _fill(item, releases, engines, pairs, config, random)
+
+        background.serve(_release(releases, release), "releases")
         if config.canary.enabled:
             canary = Canary(config=config, engines=engines, pairs=pairs, releases=releases, clock=clock, random=random)
             background.serve(canary.run(), "canary")
-        yield Router(
+        router = Router(
             address=await _listen(stack, public.application(), config.listen.host, config.listen.port),
             admin_address=await _listen(stack, admin.application(), config.admin.host, config.admin.port),
             config=config,
@@ -130,7 +159,10 @@ async def serving(
             store=store,
             releases=releases,
             background=background,
+            release=release,
         )
+        yield router
+        await router.release_all()
 
 
 async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: int) -> tuple[str, int]:
@@ -143,13 +175,13 @@ async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: 
     return bound
 
 
-async def _release(releases: Releases, engines: Engines, pairs: Pairs, config: Config, random: Random) -> None:
+async def _release(releases: Releases, release: Callable[[Pending], Awaitable[None]]) -> None:
     """Send a filler request for each handle that found no leg to ride on."""
     while True:
         await releases.wait()
         item = releases.next_due()
         if item is not None:
-            await _fill(item, releases, engines, pairs, config, random)
+            await release(item)
 
 
 async def _fill(

@@ -7,9 +7,10 @@ store outside this process can take the memory's place; in memory none of them w
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Protocol
 
 from kvloop_connector.digest import Retained
@@ -71,6 +72,11 @@ class Kept:
         return f"{self.params['remote_engine_id']}/{self.params['remote_request_id']}"
 
     @property
+    def retained_blocks(self) -> int:
+        """KV blocks that the engine cannot use for anything else."""
+        return sum(count for runs in self.blocks for _, count in runs)
+
+    @property
     def handle(self) -> KVHandle:
         """The handle as the engine gave it."""
         return KVHandle({**self.params, "remote_block_ids": [from_ranges(runs) for runs in self.blocks]})
@@ -130,8 +136,11 @@ class HandleStore(Protocol):
         """Whether the caller may release this handle; nobody can take it from now on."""
         ...
 
-    async def put(self, kept: Kept) -> tuple[Kept, ...]:
-        """Keep a handle; gives those that it supersedes or pushes out, for the caller to release."""
+    async def put(self, kept: Kept, *, max_blocks: int | None = None) -> tuple[Kept, ...]:
+        """Keep a handle; gives those that it supersedes or pushes out, for the caller to release.
+
+        max_blocks: how many blocks its engine may retain in all; None: as many as there are.
+        """
         ...
 
     async def note_absent(self, query: Query, why: Absence) -> None:
@@ -144,6 +153,10 @@ class HandleStore(Protocol):
 
     async def orphan(self, pod_uid: str) -> int:
         """The process behind ``pod_uid`` is gone: drop its handles; gives how many."""
+        ...
+
+    async def empty(self) -> tuple[Kept, ...]:
+        """Give up every handle that nobody has taken, for the caller to release, where it leaves nobody to use them."""
         ...
 
 
@@ -164,6 +177,7 @@ class MemoryStore:
         self._ended = ended
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._index: dict[bytes, dict[str, None]] = {}
+        self._blocks: dict[str, int] = {}
         self._absences: OrderedDict[bytes, Absence] = OrderedDict()
 
     def __len__(self) -> int:
@@ -212,11 +226,15 @@ class MemoryStore:
         self._apply(ident, Event.RELEASE)
         return entry is not None and entry.lease.state is State.RELEASED
 
-    async def put(self, kept: Kept) -> tuple[Kept, ...]:
+    async def put(self, kept: Kept, *, max_blocks: int | None = None) -> tuple[Kept, ...]:
         self._expire()
         superseded = await self.end(kept.tenant_scope, kept.conversation) if kept.conversation else ()
-        superseded += self._push_out(len(self._entries) + 1 - self._max)
+        if max_blocks is not None:
+            superseded += self._shrink(kept.pod_uid, max_blocks - kept.retained_blocks)
+        if len(self._entries) >= self._max:
+            superseded += self._oldest(self._entries, 1)
         self._entries[kept.ident] = _Entry(kept, Lease(kept.deadline))
+        self._blocks[kept.pod_uid] = self._blocks.get(kept.pod_uid, 0) + kept.retained_blocks
         for key in _keys(kept):
             self._index.setdefault(key, {})[kept.ident] = None
             self._absences.pop(key, None)
@@ -231,10 +249,13 @@ class MemoryStore:
         return tuple(kept for ident in idents if (kept := self._withdraw_issued(ident)))
 
     async def orphan(self, pod_uid: str) -> int:
-        idents = [ident for ident, entry in self._entries.items() if entry.kept.pod_uid == pod_uid]
+        idents = tuple(self._index.get(_process(pod_uid), ()))
         for ident in idents:
             self._apply(ident, Event.ORPHAN)
         return len(idents)
+
+    async def empty(self) -> tuple[Kept, ...]:
+        return self._oldest(self._entries, len(self._entries))
 
     def _candidates(self, query: Query) -> Iterator[tuple[_Entry, bool]]:
         """Entries by conversation id, then by the longest whole history, then by a common start; newest first."""
@@ -278,14 +299,27 @@ class MemoryStore:
         while self._entries and next(iter(self._entries.values())).kept.deadline <= now:
             self._apply(next(iter(self._entries)), Event.EXPIRE)
 
-    def _push_out(self, excess: int) -> tuple[Kept, ...]:
-        if excess <= 0:
-            return ()
-        oldest = [ident for ident, entry in self._entries.items() if entry.lease.state is State.ISSUED][:excess]
-        return tuple(kept for ident in oldest if (kept := self._withdraw_issued(ident)))
+    def _oldest(self, idents: Iterable[str], count: int) -> tuple[Kept, ...]:
+        """Give up the first ``count`` handles of these that nobody has taken."""
+        free = (ident for ident in idents if self._entries[ident].lease.state is State.ISSUED)
+        chosen = tuple(islice(free, count))
+        return tuple(kept for ident in chosen if (kept := self._withdraw_issued(ident)))
+
+    def _shrink(self, pod_uid: str, blocks: int) -> tuple[Kept, ...]:
+        """Give up an engine's oldest handles until it retains no more than ``blocks``."""
+        given_up: tuple[Kept, ...] = ()
+        while self._blocks.get(pod_uid, 0) > blocks:
+            oldest = self._oldest(self._index.get(_process(pod_uid), ()), 1)
+            if not oldest:
+                break
+            given_up += oldest
+        return given_up
 
     def _drop(self, entry: _Entry) -> None:
         del self._entries[entry.kept.ident]
+        self._blocks[entry.kept.pod_uid] -= entry.kept.retained_blocks
+        if not self._blocks[entry.kept.pod_uid]:
+            del self._blocks[entry.kept.pod_uid]
         for key in _keys(entry.kept):
             idents = self._index[key]
             del idents[entry.kept.ident]
@@ -305,8 +339,12 @@ class MemoryStore:
 
 
 def _keys(kept: Kept) -> set[bytes]:
-    keys = {_named(kept.tenant_scope, kept.conversation), kept.trail.whole, kept.trail.start}
-    return keys - {b""}
+    history = {_named(kept.tenant_scope, kept.conversation), kept.trail.whole, kept.trail.start}
+    return {_process(kept.pod_uid), *history} - {b""}
+
+
+def _process(pod_uid: str) -> bytes:
+    return b"process/" + pod_uid.encode()
 
 
 def _named(tenant_scope: bytes, conversation: str | None) -> bytes:

@@ -20,7 +20,7 @@ DECODE = EngineSpec("d0", Role.DECODE, "http://d0", "uid-d0", "a")
 METRICS = """\
 # HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",hash_block_size="16"} 1.0
+vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",hash_block_size="16",num_gpu_blocks="512"} 1.0
 vllm:nixl_bytes_transferred_sum{engine="0",model_name="tiny"} 1.5e+06
 vllm:nixl_bytes_transferred_sum{engine="1",model_name="tiny"} 500000.0
 vllm:nixl_bytes_transferred_sum_other{engine="1"} 7.0
@@ -90,6 +90,7 @@ def test_a_scope_tells_nothing_of_the_key() -> None:
 
 def test_metrics_text_tells_block_size_and_bytes() -> None:
     assert exposition.block_size(METRICS) == 32
+    assert exposition.blocks(METRICS) == 512
     assert exposition.total(METRICS, exposition.BYTES_TRANSFERRED) == 2_000_000
     assert exposition.block_size("") is None
     assert exposition.total("", exposition.BYTES_TRANSFERRED) is None

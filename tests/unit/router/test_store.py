@@ -159,6 +159,27 @@ async def test_a_full_store_gives_up_the_oldest_that_nobody_reads(store: MemoryS
     assert await absence(store, "question 1") is Absence.EVICTED
 
 
+async def test_an_engine_retains_no_more_blocks_than_it_may(store: MemoryStore) -> None:
+    first, second, elsewhere = kept("1", "a"), kept("2", "b"), kept("3", "c", pod_uid="uid-1")
+    for handle in (first, second, elsewhere):
+        assert await store.put(handle, max_blocks=6) == ()
+
+    assert await store.put(kept("4", "d"), max_blocks=6) == (first,)
+    await store.take(second.ident)
+    assert await store.put(kept("5", "e"), max_blocks=6) == (kept("4", "d"),)
+    assert await names(store, "c") == ["3"]
+
+
+async def test_an_emptied_store_gives_back_all_that_nobody_has_taken(store: MemoryStore) -> None:
+    first, second = kept("1", "a"), kept("2", "b")
+    await store.put(first)
+    await store.put(second)
+    await store.take(first.ident)
+
+    assert await store.empty() == (second,)
+    assert len(store) == 1
+
+
 async def test_handles_of_a_process_that_is_gone_are_dropped(store: MemoryStore) -> None:
     await store.put(kept("one", "a"))
     taken = kept("two", "b")
