@@ -37,10 +37,11 @@ from kvloop_router.pairs import Pairs, Templates
 from kvloop_router.policy import Pair, choose_one, choose_pair
 from kvloop_router.relay import Downstream, Ended
 from kvloop_router.release import Pending, Releases
-from kvloop_router.request import Request, too_long
+from kvloop_router.request import Request
 from kvloop_router.reuse import Option, Options, Reuse
 from kvloop_router.scope import Scope
 from kvloop_router.store import HandleStore, Query
+from kvloop_router.tokens import Tokenizer
 from kvloop_router.turn_log import TurnReport
 
 _DECODE_ATTEMPTS = 2
@@ -102,6 +103,7 @@ class Turns:
         self._clock = clock
         self._random = random
         self._reuse = Reuse(config, store, releases, engines, clock)
+        self._tokenizer = Tokenizer(config, engines, templates, random)
 
     async def end_conversation(self, scope: Scope, conversation: str) -> int:
         """Release all that is kept of a conversation; gives how many handles."""
@@ -150,56 +152,12 @@ class Turns:
         raise AssertionError("the last attempt raises")
 
     async def _tokenize(self, turn: Turn) -> str:
-        """Learn the prompt's token ids, and check that it fits the model. Gives why nothing can be proven, or "".
-
-        Raises RequestError for a prompt that does not fit, EngineRejected for one that the engine refuses.
-        """
-        request = turn.request
-        if not request.provable:
-            return "api"
-        body = legs.tokenize(request)
-        token_ids: list[int] | None
-        limit: int | None
-        if body is None:
-            token_ids, limit = list(request.body["prompt"]), self._longest()
-        else:
-            token_ids, limit = await self._token_ids(turn, body)
-        if token_ids is None:
-            return "no_token_ids"
-        turn.report.prompt_tokens = len(token_ids)
-        if limit is not None and (fault := too_long(len(token_ids), request.max_tokens, limit)) is not None:
-            raise fault
-        turn.tokenized = token_ids
-        agrees = True if body is None or "prompt" in body else self._templates.agrees(legs.shape(request))
-        turn.learning = agrees is None
-        if agrees:
-            turn.token_ids = token_ids
-        return "template" if agrees is False else ""
-
-    async def _token_ids(self, turn: Turn, body: Mapping[str, Any]) -> tuple[list[int] | None, int | None]:
-        """The ids and the longest prompt, as some engine says; (None, None) where no engine tells."""
-        failed: set[str] = set()
-        for _ in range(2):
-            name = choose_one(self._engines.snapshot(), self._random, Role.DECODE, failed)
-            try:
-                answer = await self._engines.complete(
-                    name, "/tokenize", body, turn.headers, seconds=self._config.timeouts.prefill_seconds
-                )
-                told = orjson.loads(answer.body)
-                return list(told["tokens"]), int(told["max_model_len"])
-            except EngineRejected as error:
-                if error.status in (404, 405):
-                    return None, None
-                raise
-            except EngineError as error:
-                failed.add(name)
-                turn.report.attempts.append(f"tokenize {error}")
-            except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
-                return None, None
-        return None, None
-
-    def _longest(self) -> int | None:
-        return min((engine.max_model_len for engine in self._engines if engine.max_model_len), default=None)
+        """Learn the prompt's token ids. Gives why nothing can be proven, or "". Raises RequestError, EngineRejected."""
+        prompt = await self._tokenizer.prompt(turn.request, turn.headers, turn.report)
+        turn.tokenized, turn.learning = prompt.token_ids, prompt.rendering_known is None
+        if prompt.rendering_known:
+            turn.token_ids = prompt.token_ids
+        return prompt.why_unprovable
 
     async def _choose(self, turn: Turn, found: Options) -> tuple[Pair, Option | None, str]:
         """The engines, and the handle that is taken for them; why there is none. Raises Unavailable."""

@@ -43,6 +43,7 @@ class ScriptedEngine:
     """One engine. ``script``: what the next generation requests get, in order; after that, good answers.
 
     cached_tokens: what prefill says it did not compute; None: all that it was given to pull.
+    counts: whether its counter of bytes moves.
     left: set when a client closed its connection before the answer's end.
     """
 
@@ -56,6 +57,7 @@ class ScriptedEngine:
     healthy: bool = True
     cached_tokens: int | None = None
     renders_otherwise: bool = False
+    counts: bool = True
     script: list[Step] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -338,7 +340,11 @@ def _application(engine: ScriptedEngine) -> web.Application:
         return web.json_response({"data": [{"id": "tiny", "max_model_len": engine.max_model_len}]})
 
     async def metrics(request: web.Request) -> web.StreamResponse:
-        return web.Response(text=f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",engine="0"}} 1.0\n')
+        read = sum(1 for leg in engine.asked if (leg.params or {}).get("remote_num_tokens")) if engine.counts else 0
+        return web.Response(
+            text=f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",engine="0"}} 1.0\n'
+            f'vllm:nixl_bytes_transferred_sum{{engine="0"}} {1000.0 * read}\n'
+        )
 
     async def version(request: web.Request) -> web.StreamResponse:
         return web.json_response({"version": "0.33.0"})

@@ -1,0 +1,103 @@
+"""What the canary says of pairs of engines between which something is wrong, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvloop_connector.settings import Role
+from tests.integration.router_process import RouterUnderTest, scripted, until
+from tests.integration.scripted_engine import ANSWER, ScriptedEngine, answers, fails
+
+LONG = "a question that is long enough to be worth a pull"
+
+
+@pytest.fixture
+def prefill() -> ScriptedEngine:
+    return ScriptedEngine("prefill-0", Role.PREFILL)
+
+
+@pytest.fixture
+def decode() -> ScriptedEngine:
+    return ScriptedEngine("decode-0", Role.DECODE)
+
+
+@pytest.fixture
+async def router(tmp_path: Path, prefill: ScriptedEngine, decode: ScriptedEngine) -> AsyncIterator[RouterUnderTest]:
+    async with scripted(tmp_path, prefill, decode, canary={"enabled": True}) as under_test:
+        yield under_test
+
+
+async def verdict(router: RouterUnderTest, wanted: str) -> dict[str, Any]:
+    assert router.router is not None
+    pairs = router.router.pairs
+
+    def reached() -> bool:
+        # What the engines count with a delay is waited for by the router's clock.
+        router.clock.ahead += 1
+        return [report.verdict.value for report in pairs.reports()] == [wanted]
+
+    await until(reached, seconds=60)
+    (pair,) = (await router.admin("/admin/v1/pairs"))["pairs"]
+    return dict(pair)
+
+
+async def test_engines_that_move_kv_both_ways_are_verified(
+    router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine
+) -> None:
+    pair = await verdict(router, "verified")
+
+    assert (pair["detail"], pair["streams"]) == ("", True)
+    first, second = prefill.legs[:2]
+    assert first.body["cache_salt"] != second.body["cache_salt"]
+    assert second.params["remote_engine_id"] == decode.engine_id
+    assert second.params["remote_num_tokens"] >= 8
+    assert await router.metric('kvloop_router_pair_verified{decode="decode-0",prefill="prefill-0"}') == 1
+
+
+async def test_engines_whose_counters_stand_still_fail(router: RouterUnderTest, prefill: ScriptedEngine) -> None:
+    prefill.counts = False
+
+    pair = await verdict(router, "failed")
+
+    assert "decode to prefill" in pair["detail"]
+    assert await router.metric('kvloop_router_pair_verified{decode="decode-0",prefill="prefill-0"}') == -1
+
+
+@pytest.mark.parametrize(
+    ("role", "step", "detail"),
+    [
+        (Role.PREFILL, fails(400, "the engine's own words"), "the engine's own words"),
+        (Role.PREFILL, fails(500), "status 500"),
+        (Role.PREFILL, answers(lambda answer: answer.pop("kv_transfer_params")), "no kv_transfer_params"),
+        (Role.DECODE, answers(lambda answer: answer.pop("kv_transfer_params")), "bidirectional_kv_xfer"),
+        (Role.DECODE, answers(lambda answer: answer.update(kv_transfer_params={"remote_engine_id": "x"})), "missing"),
+    ],
+)
+async def test_what_is_wrong_is_told(
+    tmp_path: Path, prefill: ScriptedEngine, decode: ScriptedEngine, role: Role, step: Any, detail: str
+) -> None:
+    (prefill if role is Role.PREFILL else decode).script = [step] * 99
+    async with scripted(tmp_path, prefill, decode, canary={"enabled": True}) as router:
+        pair = await verdict(router, "failed")
+
+    assert detail in pair["detail"]
+
+
+async def test_a_pair_that_failed_serves_cold_and_is_tried_again(
+    router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine
+) -> None:
+    prefill.counts = False
+    await verdict(router, "failed")
+
+    await router.chat(LONG)
+    second = await router.chat(LONG, ANSWER, "and more")
+    assert (second.status, second.path, second.reason) == (200, "cold", "pair_failed")
+
+    prefill.counts = True
+    await verdict(router, "verified")
+    third = await router.chat(LONG, ANSWER, "and more", ANSWER, "and yet more")
+    assert third.path == "warm"
