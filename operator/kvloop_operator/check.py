@@ -101,6 +101,15 @@ def connector_is_there(resource: DisaggregatedInference, facts: Facts) -> Iterat
         )
 
 
+def handshake_is_checked(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
+    """Without it engines that cannot exchange KV do so all the same."""
+    key = "enforce_handshake_compat"
+    value = resource.spec.kv_transfer.extra_config.get(key)
+    if value not in (None, "true"):
+        field, fault = f"spec.kvTransfer.extraConfig.{key}", "engines that differ would read one another's KV"
+        yield Fault(field, shown(value), fault, "remove it")
+
+
 def engine_template_is_known(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
     """A template that this operator cannot render."""
     if facts.template_version not in ENGINE_TEMPLATE_VERSIONS:
@@ -328,6 +337,7 @@ CHECKS: tuple[Check, ...] = (
     engine_version_is_known,
     engine_is_new_enough,
     connector_is_there,
+    handshake_is_checked,
     engine_template_is_known,
     instance_types_are_known,
     accelerators_fit,

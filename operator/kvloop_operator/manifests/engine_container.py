@@ -27,7 +27,6 @@ EXIT_MARGIN_SECONDS = 15
 DRAIN_MARGIN_SECONDS = 60
 """How much longer than the drain a pod's default grace period is."""
 
-_PROBE_PERIOD_SECONDS = 10
 _CPU_BLOCK_SIZE = 32
 
 
@@ -45,9 +44,9 @@ def engine_container(context: Context, role: Role) -> dict[str, Any]:
         "securityContext": _security(context),
         "volumeMounts": _mounts(context, role),
         # The HTTP server starts only when the model is loaded and compiled: until then the startup probe waits.
-        "startupProbe": _probe(failures=-(-engine.startup_timeout_seconds // _PROBE_PERIOD_SECONDS)),
-        "readinessProbe": _probe(failures=3),
-        "livenessProbe": _probe(failures=6),
+        "startupProbe": _probe(period=2, failures=-(-engine.startup_timeout_seconds // 2)),
+        "readinessProbe": _probe(period=5, failures=3),
+        "livenessProbe": _probe(period=10, failures=6),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
     }
     if engine.image_pull_policy is not None:
@@ -186,10 +185,11 @@ def _mounts(context: Context, role: Role) -> list[dict[str, Any]]:
     return [*mounts, *(plain(mount) for mount in context.role(role).volume_mounts)]
 
 
-def _probe(*, failures: int) -> dict[str, Any]:
+def _probe(*, period: int, failures: int) -> dict[str, Any]:
     return {
         "httpGet": {"path": "/health", "port": "http"},
-        "periodSeconds": _PROBE_PERIOD_SECONDS,
+        "periodSeconds": period,
+        # The answer comes from the process that also tokenizes and writes streams.
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }

@@ -230,9 +230,9 @@ def _container(context: Context) -> dict[str, Any]:
             "capabilities": {"drop": ["ALL"]},
         },
         "volumeMounts": _mounts(context),
-        "startupProbe": _probe("/healthz", failures=30),
-        "readinessProbe": _probe("/readyz", failures=2),
-        "livenessProbe": _probe("/healthz", failures=6),
+        "startupProbe": _probe("/healthz", period=1, failures=120),
+        "readinessProbe": _probe("/readyz", period=2, failures=3),
+        "livenessProbe": _probe("/healthz", period=10, failures=3),
     }
     if router.image_pull_policy is not None:
         container["imagePullPolicy"] = router.image_pull_policy.value
@@ -279,10 +279,10 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
     return volumes
 
 
-def _probe(path: str, *, failures: int) -> dict[str, Any]:
+def _probe(path: str, *, period: int, failures: int) -> dict[str, Any]:
     return {
         "httpGet": {"path": path, "port": "http"},
-        "periodSeconds": 5,
+        "periodSeconds": period,
         "timeoutSeconds": 3,
         "failureThreshold": failures,
     }

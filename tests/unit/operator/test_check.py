@@ -69,6 +69,12 @@ def test_fields_that_this_version_does_not_act_on_are_refused_and_not_ignored() 
     ]
 
 
+def test_the_handshake_cannot_be_switched_off() -> None:
+    field = "spec.kvTransfer.extraConfig.enforce_handshake_compat"
+    assert found(kvTransfer__extraConfig={"enforce_handshake_compat": "false"}) == [field]
+    assert found(kvTransfer__extraConfig={"enforce_handshake_compat": "true", "num_threads": 2}) == []
+
+
 def test_notes_say_what_an_older_engine_cannot_do() -> None:
     def texts(version: str) -> list[str]:
         parsed = resource(engine__version=version)

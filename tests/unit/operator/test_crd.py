@@ -123,6 +123,18 @@ def test_rules_say_what_to_do() -> None:
         assert len(rule["message"]) <= 2048
 
 
+def test_rules_name_fields_that_there_are() -> None:
+    named = 0
+    for path, node in nodes(schema()):
+        for rule in node.get("x-kubernetes-validations", []):
+            below = node
+            for step in rule.get("fieldPath", "").split(".")[1:]:
+                assert step in below["properties"], (path, rule)
+                below = below["properties"][step]
+                named += 1
+    assert named > 10
+
+
 @pytest.mark.parametrize(
     "schema",
     [

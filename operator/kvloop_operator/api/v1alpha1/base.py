@@ -47,10 +47,13 @@ class Rule:
         field = tuple(self.field.split(".")) if self.field else ()
         return [field] if self.entries is None else [(*field, entry) for entry in self.entries(part)]
 
-    @property
-    def message(self) -> str:
-        """What the API server says where the rule does not hold."""
-        return f"{self.fault}; {self.remedy}"
+    def validation(self) -> dict[str, str]:
+        """The rule as an entry of ``x-kubernetes-validations``."""
+        validation = {"rule": self.cel, "message": f"{self.fault}; {self.remedy}"}
+        # The schema says nothing about metadata, so that no path can lead there.
+        if self.field and not self.field.startswith("metadata."):
+            validation["fieldPath"] = f".{self.field}"
+        return validation
 
 
 class Part(BaseModel):
@@ -79,7 +82,7 @@ class Part(BaseModel):
         schema = handler(core_schema)
         own = handler.resolve_ref_schema(schema)
         if cls.rules:
-            own["x-kubernetes-validations"] = [{"rule": rule.cel, "message": rule.message} for rule in cls.rules]
+            own["x-kubernetes-validations"] = [rule.validation() for rule in cls.rules]
         return schema
 
 
@@ -177,7 +180,6 @@ WholeOrText = Annotated[
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
 VolumeName = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 Key = Annotated[str, Field(min_length=1, max_length=253, pattern=KEY)]
-Text = Annotated[str, Field(max_length=1024)]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
 AbsolutePath = Annotated[str, Field(min_length=1, max_length=1024, pattern=ABSOLUTE_PATH)]
 Labels = Annotated[Mapping[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)]
