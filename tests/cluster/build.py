@@ -62,14 +62,10 @@ def ensure(part: Part) -> Path:
 
 def _go() -> Path:
     machine = shutil.which("go")
-    if machine is not None and parts.go_is_suitable(parts.run(machine, "version"), needed=_needed_go()):
+    needed = parts.needed_go([module.read_text() for module in paths.MODULES.glob("*/go.mod")])
+    if machine is not None and parts.go_is_suitable(parts.run(machine, "version"), needed=needed):
         return Path(machine)
     return ensure(GO) / "go" / "bin" / "go"
-
-
-def _needed_go() -> str:
-    lines = (paths.MODULES / "kubernetes" / "go.mod").read_text().splitlines()
-    return next(line.split()[1] for line in lines if line.startswith("go "))
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -62,13 +62,20 @@ def run(*command: str | Path, cwd: Path | None = None, environment: dict[str, st
     return finished.stdout
 
 
-def go_is_suitable(version: str, *, needed: str) -> bool:
-    """Whether the output of `go version` names a Go as new as a go.mod's `go` line asks for."""
-    found = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?", version)
-    wanted = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?", needed)
-    if found is None or wanted is None:
-        return False
-    return [int(n or 0) for n in found.groups()] >= [int(n or 0) for n in wanted.groups()]
+def needed_go(modules: Iterable[str]) -> tuple[int, ...]:
+    """The oldest Go that builds every one of `modules` (the texts of their go.mod)."""
+    return max(_go_version(r"^go ", text) or () for text in modules)
+
+
+def go_is_suitable(version: str, *, needed: tuple[int, ...]) -> bool:
+    """Whether the output of `go version` names a Go as new as is needed."""
+    found = _go_version(r"\bgo version go", version)
+    return found is not None and found >= needed
+
+
+def _go_version(before: str, text: str) -> tuple[int, ...] | None:
+    found = re.search(rf"{before}(\d+)\.(\d+)(?:\.(\d+))?", text, flags=re.MULTILINE)
+    return found and tuple(int(number or 0) for number in found.groups())
 
 
 def requirement(name: str, requirements: str) -> str:
@@ -126,7 +133,7 @@ def _build_cni(target: Path, go: GoCommand) -> None:
 
 
 def _build_coredns(target: Path, go: GoCommand) -> None:
-    _go_build(go(), "coredns", target / "coredns", "github.com/coredns/coredns")
+    _go_build(go(), "coredns", target / "coredns", ".")
 
 
 def _build_pause(target: Path, go: GoCommand) -> None:

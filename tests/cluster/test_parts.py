@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster import build, paths, versions
 from tests.cluster.errors import ClusterUnavailableError, CommandFailedError
-from tests.cluster.parts import NODE_PARTS, GoCommand, Part, go_is_suitable, requirement, run
+from tests.cluster.parts import NODE_PARTS, GoCommand, Part, go_is_suitable, needed_go, requirement, run
 
 
 @pytest.fixture
@@ -20,18 +20,26 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("version", "needed", "suitable"),
+    ("version", "suitable"),
     [
-        ("go version go1.26.8 linux/amd64", "1.26.0", True),
-        ("go version go1.26 linux/amd64", "1.26.0", True),
-        ("go version go1.27rc1 linux/amd64", "1.26.0", True),
-        ("go version go1.9.7 linux/amd64", "1.26.0", False),
-        ("go version go1.25.11 linux/amd64", "1.26.0", False),
-        ("go: command not understood", "1.26.0", False),
+        ("go version go1.26.8 linux/amd64", True),
+        ("go version go1.26.3 linux/amd64", True),
+        ("go version go1.27rc1 linux/amd64", True),
+        ("go version go1.26 linux/amd64", False),
+        ("go version go1.9.7 linux/amd64", False),
+        ("go: command not understood", False),
     ],
 )
-def test_a_go_is_suitable_if_it_is_as_new_as_go_mod_says(version: str, needed: str, suitable: bool) -> None:
+def test_a_go_is_suitable_if_it_is_as_new_as_every_go_mod_says(version: str, suitable: bool) -> None:
+    needed = needed_go(["module a\n\ngo 1.9\n", "module b\n\ngo 1.26.3\n", "module c\n\ngo 1.26\n"])
+    assert needed == (1, 26, 3)
     assert go_is_suitable(version, needed=needed) is suitable
+
+
+def test_the_go_of_the_requirement_file_builds_every_module() -> None:
+    pinned = requirement(versions.GO_WHEEL, paths.REQUIREMENTS.read_text()).splitlines()[0].split("==")[1].split()[0]
+    needed = needed_go([module.read_text() for module in paths.MODULES.glob("*/go.mod")])
+    assert go_is_suitable(f"go version go{pinned} linux/amd64", needed=needed)
 
 
 def test_one_package_is_taken_out_of_a_requirement_file_with_its_hashes_and_nothing_else() -> None:

@@ -11,7 +11,7 @@ from typing import Final
 KUBERNETES: Final = "1.36.3"
 ETCD: Final = "3.6.8"
 CONTAINERD: Final = "2.4.2"
-CNI_PLUGINS: Final = "1.10.0"
+CNI_PLUGINS: Final = "1.9.1"
 COREDNS: Final = "1.15.0"
 KUBECTL: Final = "1.36.3"
 HELM: Final = "4.2.3"
