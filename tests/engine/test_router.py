@@ -29,6 +29,7 @@ class Conversation:
     """One conversation through a router, and what its prefill engines count meanwhile."""
 
     router: RouterUnderTest
+    engines: Engines
     prefills: Sequence[Engine]
     decode: Engine
     name: str
@@ -49,6 +50,17 @@ class Conversation:
         after = await self.counted()
         return got, after - before
 
+    async def move_to(self, prefill: Engine) -> None:
+        """Let the router have this prefill engine only."""
+        self.prefills = [prefill]
+        self.router.list_engines(entries(self.engines, prefill, self.decode))
+
+        def seen() -> set[str]:
+            assert self.router.router is not None
+            return {engine.spec.name for engine in self.router.router.engines if engine.healthy}
+
+        await until(lambda: seen() == {prefill.name, self.decode.name})
+
     async def counted(self) -> EngineMetrics:
         first, *others = [await asyncio.to_thread(engine.metrics) for engine in self.prefills]
         for other in others:
@@ -67,7 +79,7 @@ class Conversation:
         """What engines that reuse nothing answer to the latest turn, asked past the router."""
         legs = Legs()
         answer = await asyncio.to_thread(legs.cold, self.prefills[0], self.decode, self.messages)
-        for handle, prefill, _ in legs.issued.values():
+        for handle, prefill, _ in list(legs.issued.values()):
             await asyncio.to_thread(legs.release, prefill, handle)
         return answer.text
 
@@ -82,11 +94,10 @@ async def conversing(
         entries(engines, *prefills, decode),
         **{"engine": VLLM_0_32, "kvTransfer": {"kvRecomputeThreshold": 64}, **changes},
     ) as router:
-        conversation = Conversation(router, prefills, decode, f"conversation-{fresh_salt()}", [])
+        conversation = Conversation(router, engines, prefills, decode, f"conversation-{fresh_salt()}", [])
         yield conversation
         async with router.session.delete(f"{router.url}/kvloop/v1/conversations/{conversation.name}") as ended:
             assert ended.status == 200
-        await until(lambda: not router.router or len(router.router.releases) == 0)
         assert await asyncio.to_thread(wait_until, lambda: holds_nothing(decode))
 
 
@@ -119,9 +130,7 @@ async def test_other_prefill_engine_pulls_all_that_is_claimed(vllm_engines: Engi
     first, second = vllm_engines.prefill
     async with conversing(tmp_path, vllm_engines, prefills=[first], decode=decode) as talk:
         await talk.turn(talk.prompt)
-        talk.router.list_engines(entries(vllm_engines, second, decode))
-        talk.prefills = [second]
-        await until(lambda: listed(talk.router, ready=True) == {second.name, decode.name})
+        await talk.move_to(second)
 
         got, counted = await talk.turn(MORE)
 
@@ -169,18 +178,19 @@ async def test_handle_past_its_time_is_not_used(vllm_engines: Engines, tmp_path:
 
 async def test_read_that_the_engine_declines_is_made_good_by_a_cold_leg(vllm_engines: Engines, tmp_path: Path) -> None:
     forgetful = vllm_engines.decode[1]
-    async with conversing(tmp_path, vllm_engines, prefills=[vllm_engines.prefill[0]], decode=forgetful) as talk:
-        before = await asyncio.to_thread(forgetful.metrics)
+    first, second = vllm_engines.prefill
+    async with conversing(tmp_path, vllm_engines, prefills=[first], decode=forgetful) as talk:
         await talk.turn(talk.prompt)
         # The router believes in 450 s; this engine forgets after 8.
-        assert await asyncio.to_thread(
-            wait_until, lambda: (forgetful.metrics() - before).expired >= 1 and holds_nothing(forgetful), seconds=60
-        )
+        assert await asyncio.to_thread(wait_until, lambda: holds_nothing(forgetful), seconds=60)
+        await talk.move_to(second)
 
-        got, _ = await talk.turn(MORE)
+        got, counted = await talk.turn(MORE)
 
         assert got.path == "cold"
         assert got.reused == 0
+        assert counted.expired == 1
+        assert counted.computed >= await talk.prompt_tokens()
         assert got.content == await talk.cold_text()
 
 
@@ -196,11 +206,6 @@ async def test_canary_sees_kv_move_both_ways_between_each_pair(vllm_engines: Eng
         assert router.router is not None
         pairs = router.router.pairs
         await until(lambda: [report.verdict.value for report in pairs.reports()] == ["verified"] * 2, seconds=120)
-        await until(lambda: router.router is not None and len(router.router.releases) == 0)
 
-    assert await asyncio.to_thread(wait_until, lambda: holds_nothing(decode))
-
-
-def listed(router: RouterUnderTest, *, ready: bool) -> set[str]:
-    assert router.router is not None
-    return {engine.spec.name for engine in router.router.engines if engine.healthy is ready}
+        # What the canary's second turn left is released too.
+        assert await asyncio.to_thread(wait_until, lambda: holds_nothing(decode))

@@ -42,8 +42,8 @@ HTTP_PORT = 8000
 SIDE_CHANNEL_PORT = 5600
 START_SECONDS = 600.0
 """Half a minute on an idle machine; a deadline for one with other work. A process that ends is noticed at once."""
-STOP_SECONDS = 30.0
-GRACE_SECONDS = 10.0
+STOP_SECONDS = 60.0
+GRACE_SECONDS = 30.0
 """What the processes of an engine have to tidy up after its first one has ended."""
 
 
