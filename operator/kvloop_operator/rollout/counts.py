@@ -38,7 +38,7 @@ def _is_evidence(view: View, pod: Pod) -> bool:
 def surge(view: View, wanted: Mapping[Role, int]) -> dict[Role, int]:
     """Replicas with surge pods, which come up at the wanted revision because they are above the partition."""
     roles = [role for role in ROLES if view.rows[role].outdated(wanted[role])]
-    if any(pod.kv_revision != view.wanted_kv for role in roles for pod in view.rows[role].living()):
+    if any(pod.kv_revision != view.wanted_kv for role in roles for pod in view.rows[role].pods):
         roles = list(ROLES)
     return {role: wanted[role] + (view.settings.max_surge if role in roles else 0) for role in ROLES}
 
@@ -90,7 +90,7 @@ def _refusal(view: View, targets: Mapping[Role, int], pods: Mapping[Role, list[P
         return None
     if view.may_serve(gone):
         return Departure(hold="another pair to be ready before the last one goes")
-    if any(unschedulable(pod) for role in ROLES for pod in view.rows[role].living() if pod.ordinal < targets[role]):
+    if any(unschedulable(pod) for role in ROLES for pod in view.rows[role].pods if pod.ordinal < targets[role]):
         # What stays may be waiting for the very accelerators that the others hold.
         return None
     return Departure(hold="a repair: the pods that stay cannot serve", blocked=True)

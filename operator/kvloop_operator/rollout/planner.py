@@ -81,9 +81,8 @@ class _Intent:
     departure: Departure
 
     def wave_is_drained(self) -> bool:
-        pods = self.wave.pods()
-        marked = all(pod.draining_since is not None and self.view.drained(pod) for _, pod in pods)
-        return marked and bool(any(self.wave.slots.values()))
+        drained = all(pod.draining_since is not None and self.view.drained(pod) for _, pod in self.wave.pods())
+        return drained and any(self.wave.slots.values())
 
 
 def _next(view: View, wanted: Mapping[Role, int]) -> Step | None:
@@ -102,18 +101,20 @@ def _intent(view: View, wanted: Mapping[Role, int]) -> _Intent:
         targets = {role: max(targets[role], view.rows[role].statefulset.replicas) for role in ROLES}
     hindrance = waves.hindrance(view, targets, wanted)
     wave, waits_for = NO_WAVE, ""
+    started = waves.in_flight(view, targets)
     if departure.pods:
         # One step at a time, and fewer replicas make a shorter rollout.
         pass
-    elif waves.in_flight(view, targets) and hindrance is not None:
-        wave = NO_WAVE if hindrance.blocked else waves.started_wave(view, targets)
     elif hindrance is None:
+        wave, waits_for = waves.next_wave(view, targets)
+        last_pair_goes = view.serves() and not view.serves(wave.uids())
         surged = counts.surge(view, wanted)
         too_few = any(view.rows[role].statefulset.replicas < surged[role] for role in ROLES)
-        if rolling and too_few and not waves.in_flight(view, targets):
+        if rolling and too_few and (last_pair_goes or not started):
+            wave, waits_for = NO_WAVE, ""
             targets = {role: max(targets[role], surged[role]) for role in ROLES}
-        else:
-            wave, waits_for = waves.next_wave(view, targets)
+    elif started and not hindrance.blocked:
+        wave = waves.started_wave(view, targets)
     return _Intent(view, wanted, targets, hindrance, wave, waits_for, departure)
 
 
@@ -123,13 +124,13 @@ def _remove_labels(intent: _Intent) -> Step | None:
     cancelled = [
         (role, pod)
         for role in ROLES
-        for pod in intent.view.rows[role].living()
+        for pod in intent.view.rows[role].pods
         if pod.draining_since is not None and pod.uid not in staying
     ]
     if not cancelled:
         return None
     actions = tuple(UnmarkDraining(role, pod.name, pod.uid) for role, pod in cancelled)
-    return Step(_phase(intent), f"{_names(cancelled)} no longer have to go and serve again", actions)
+    return Step(_phase(intent), f"serving again, as they no longer have to go: {_names(cancelled)}", actions)
 
 
 def _write_numbers(intent: _Intent) -> Step | None:
@@ -152,10 +153,10 @@ def _write_numbers(intent: _Intent) -> Step | None:
             for role, pod in intent.wave.pods()
             if view.rows[role].statefulset.current_revision == view.rows[role].statefulset.update_revision
         ]
-        reasons.append(f"{_names(intent.wave.pods())} are drained and are replaced")
+        reasons.append(f"replacing what is drained: {_names(intent.wave.pods())}")
     if not actions:
         return None
-    reason = "; ".join(reasons) or "the partitions are set to protect every pod"
+    reason = "; ".join(reasons) or "setting the partitions so that every pod is protected"
     return Step(_phase(intent), reason, tuple(actions))
 
 
@@ -204,7 +205,7 @@ def _delete_pods(intent: _Intent) -> Step | None:
         return None
     actions = tuple(DeletePod(role, pod.name, pod.uid) for role, pod in pods)
     return Step(
-        _phase(intent), f"{_names(pods)} at an unwanted revision are drained or broken and are replaced", actions
+        _phase(intent), f"deleting what is drained, or broken, at an unwanted revision: {_names(pods)}", actions
     )
 
 
@@ -221,8 +222,8 @@ def _set_labels(intent: _Intent) -> Step | None:
         return None
     since = int(view.now)
     actions = tuple(MarkDraining(role, pod.name, pod.uid, since) for role, pod in unmarked)
-    why = "to be replaced" if intent.wave.pods() else "because fewer are wanted"
-    return Step(_phase(intent), f"{_names(unmarked)} start to drain {why}", actions)
+    why = "to be replaced" if intent.wave.pods() else "as fewer are wanted"
+    return Step(_phase(intent), f"draining {_names(unmarked)}, {why}", actions)
 
 
 def _wait(intent: _Intent) -> Step | None:
@@ -258,7 +259,7 @@ def _again_at(intent: _Intent, undrained: list[Pod]) -> float | None:
     moments += [
         pod.not_ready_since + view.settings.start_seconds
         for role in ROLES
-        for pod in view.rows[role].living()
+        for pod in view.rows[role].pods
         if view.recovering(pod)
     ]
     return min((moment for moment in moments if moment > view.now), default=None)
@@ -281,8 +282,8 @@ def _draining(view: View, pods: list[tuple[Role, Pod]]) -> str:
     for _, pod in pods:
         report = view.reports.get(pod.uid)
         if report is None or not report.acknowledged:
-            state = "no report from the routers"
+            state = "not every router has reported"
         else:
-            state = f"{report.running_turns} running turns, {report.live_handles} live handles"
+            state = f"running turns: {report.running_turns}, live handles: {report.live_handles}"
         words.append(f"{pod.name} to drain ({state})")
     return ", ".join(words)

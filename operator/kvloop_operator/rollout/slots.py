@@ -40,6 +40,8 @@ class Row:
     role: Role
     statefulset: StatefulSet
     slots: tuple[Slot, ...]
+    pods: tuple[Pod, ...]
+    """Those of the slots, lowest first."""
     stale: tuple[Slot, ...]
     """The outdated slots, highest first."""
     leftovers: tuple[Pod, ...]
@@ -52,8 +54,8 @@ class Row:
         """Outdated slots under an ordinal, highest first: the order in which a partition can be lowered."""
         return [slot for slot in self.stale if slot.ordinal < below]
 
-    def living(self, start: int = 0) -> list[Pod]:
-        return [slot.pod for slot in self.slots[start:] if slot.pod is not None]
+    def living(self, start: int) -> list[Pod]:
+        return [pod for pod in self.pods if pod.ordinal >= start]
 
 
 def row(role: Role, state: RoleState, statefulset: StatefulSet, wanted_kv: str) -> Row:
@@ -66,9 +68,14 @@ def row(role: Role, state: RoleState, statefulset: StatefulSet, wanted_kv: str) 
         _slot(ordinal, by_ordinal.get(ordinal), statefulset, wanted_kv=wanted_kv, current_kv=current_kv)
         for ordinal in range(statefulset.replicas)
     )
-    stale = tuple(slot for slot in reversed(slots) if slot.outdated)
-    leftovers = tuple(pod for pod in state.pods if pod.ordinal >= statefulset.replicas)
-    return Row(role, statefulset, slots, stale, leftovers)
+    return Row(
+        role,
+        statefulset,
+        slots,
+        pods=tuple([slot.pod for slot in slots if slot.pod is not None]),
+        stale=tuple([slot for slot in reversed(slots) if slot.outdated]),
+        leftovers=tuple([pod for pod in state.pods if pod.ordinal >= statefulset.replicas]),
+    )
 
 
 def _slot(ordinal: int, pod: Pod | None, statefulset: StatefulSet, *, wanted_kv: str, current_kv: str | None) -> Slot:
@@ -136,9 +143,9 @@ class View:
         return min(bound, honoured)
 
     def _ready(self, role: Role, leaving: Collection[str]) -> set[str]:
-        return {pod.kv_revision for pod in self.rows[role].living() if pod.ready and pod.uid not in leaving}
+        return {pod.kv_revision for pod in self.rows[role].pods if pod.ready and pod.uid not in leaving}
 
     def _coming(self, role: Role, leaving: Collection[str]) -> set[str]:
         row = self.rows[role]
         heirs = {slot.heir for slot in row.slots if slot.pod is None and slot.heir is not None}
-        return heirs | {pod.kv_revision for pod in row.living() if pod.uid not in leaving and self.recovering(pod)}
+        return heirs | {pod.kv_revision for pod in row.pods if pod.uid not in leaving and self.recovering(pod)}

@@ -2,7 +2,8 @@
 
 A wave takes pods of both roles in proportion, so that the ratio of prefill to decode stays about the same at either
 revision. Candidates are tried from the widest to the narrowest; one that leaves a pair is taken. Where none does and
-waiting cannot change that, everything outdated goes at once: the outage is then as short as it can be.
+waiting cannot change that, or where nothing serves anyway, everything outdated goes at once: the outage is then as
+short as it can be.
 """
 
 from __future__ import annotations
@@ -108,11 +109,13 @@ def next_wave(view: View, targets: Mapping[Role, int]) -> tuple[Wave, str]:
     outdated = {role: view.rows[role].outdated(targets[role]) for role in ROLES}
     if not any(outdated.values()):
         return NO_WAVE, ""
-    serves, may_serve = view.serves(), view.may_serve()
-    recovering = False
+    everything = Wave({role: tuple(slots) for role, slots in outdated.items()})
+    if not view.may_serve():
+        return everything, ""
+    serves, recovering = view.serves(), False
     for wave in _candidates(view, targets, outdated):
         gone = wave.uids()
-        if may_serve and not view.may_serve(gone):
+        if not view.may_serve(gone):
             continue
         if serves and not view.serves(gone):
             recovering = True
@@ -120,7 +123,7 @@ def next_wave(view: View, targets: Mapping[Role, int]) -> tuple[Wave, str]:
         return wave, ""
     if recovering:
         return NO_WAVE, f"{', '.join(_recovering(view))} to be ready, so that a pair keeps serving"
-    return Wave({role: tuple(slots) for role, slots in outdated.items()}), ""
+    return everything, ""
 
 
 def _candidates(view: View, targets: Mapping[Role, int], outdated: Mapping[Role, list[Slot]]) -> Iterator[Wave]:

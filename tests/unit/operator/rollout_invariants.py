@@ -41,7 +41,6 @@ class Monitor:
 
     world: World
     taken: set[tuple[Role, int]] = field(default_factory=set)
-    surge_was_edited: bool = False
 
     def __post_init__(self) -> None:
         self.world.before_action = self.before
@@ -164,7 +163,7 @@ class Monitor:
             return "a role is at zero"
         for role in ROLES:
             outdated = [pod for pod in world.pods[role].values() if pod.template_revision != world.template(role)]
-            tried = world.sets[role].replicas >= world.wanted[role] + world.surge or self.surge_was_edited
+            tried = world.sets[role].replicas >= world.wanted[role] + world.surge
             if outdated and tried and not self._may_serve_without(max(outdated, key=lambda pod: pod.ordinal)):
                 return f"{role} has nothing to put in place"
         for role in ROLES:

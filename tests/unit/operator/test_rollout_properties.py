@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from tests.unit.operator.rollout_invariants import Broken, Monitor
 from tests.unit.operator.rollout_world import ROLES, Plan, World, at_rest
 
 SEQUENCES = 10_000
-EVENTS = 7
+EVENTS = 6
+SIZES = (1, 2, 2, 3)
 TICKS_TO_SETTLE = 600
 FAULTS = (None, None, Fault.CRASH, Fault.IMAGE)
 
@@ -25,7 +27,7 @@ FAULTS = (None, None, Fault.CRASH, Fault.IMAGE)
 def play(plan: Plan, script: bytes) -> World:
     """Read a script: three bytes of setting, then two for each event; end in a fair world. Raises Broken."""
     size, more, kind, *events = script
-    prefill, decode = 1 + size % 4, 1 + size // 4 % 4
+    prefill, decode = SIZES[size % 4], SIZES[size // 4 % 4]
     world = at_rest(
         plan,
         prefill,
@@ -36,7 +38,7 @@ def play(plan: Plan, script: bytes) -> World:
             Role.DECODE: decode + more // 3 % 3,
         },
         max_unavailable_feature=bool(kind & 1),
-        load_ticks=1 + (kind >> 1) % 3,
+        load_ticks=1 + (kind >> 1) % 2,
         turn_seconds=(10.0, 10.0, 30.0, 90.0)[(kind >> 3) % 4],
     )
     if kind & 32:
@@ -70,7 +72,7 @@ def happen(monitor: Monitor, event: int, argument: int) -> None:
             world.wanted[role] = max(number, 1) if argument & 8 else number
             world.accelerators[role] = max(world.accelerators[role], world.wanted[role])
         case 6:
-            world.surge, monitor.surge_was_edited = number % 3, True
+            world.surge = number % 3
         case 7:
             world.suspend = bool(argument & 2)
         case 8:
@@ -79,7 +81,9 @@ def happen(monitor: Monitor, event: int, argument: int) -> None:
             world.fail(role, number, ticks=1 + (argument >> 3 & 7) * 2, fault=FAULTS[argument >> 4 & 3])
         case 10:
             pod = world.pods[role].get(number)
-            if pod is not None:
+            if pod is not None and argument & 8 and pod.draining_since is None:
+                world.pods[role][number] = replace(pod, draining_since=world.now)  # somebody labels it by hand
+            elif pod is not None:
                 world.delete(role, pod)
         case 11:
             world.crash_after = number
