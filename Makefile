@@ -58,7 +58,7 @@ checks: install
 
 .PHONY: test-fast
 test-fast: install ## Unit and protocol tests: no process is started
-	$(PYTEST) tests/unit tests/protocol
+	$(PYTEST) -n 2 --dist worksteal tests/unit tests/protocol
 
 .PHONY: test-integration
 test-integration: install ## Router, local node and simulated engines as processes
