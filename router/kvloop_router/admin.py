@@ -42,7 +42,7 @@ class AdminApi:
     @web.middleware
     async def _authorised(self, request: web.Request, handler: Any) -> web.StreamResponse:
         given = headers.bearer(request.headers.get("Authorization")) or ""
-        if request.path != "/healthz" and not secrets.compare_digest(given.encode(), self.token.encode()):
+        if request.path != "/healthz" and not secrets.compare_digest(headers.raw(given), self.token.encode()):
             return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"}, text="a bearer token is needed\n")
         response: web.StreamResponse = await handler(request)
         return response

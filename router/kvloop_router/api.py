@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
+import struct
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
 
 import orjson
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from kvloop_connector.settings import Role
-from kvloop_router import headers, policy, relay, scope
+from kvloop_router import forms, headers, policy, relay, scope
 from kvloop_router.config import Config
 from kvloop_router.engines import Engines
 from kvloop_router.errors import (
@@ -36,6 +38,7 @@ _log = logging.getLogger(__name__)
 _CLIENT_LEFT = 499
 _REQUEST_ID = web.RequestKey("request_id", str)
 _RETRY_AFTER_SECONDS = "1"
+_RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 # APIs that give no handle that could be proven or released: to a decode engine, which retains nothing for them.
 _COLD = ("/v1/responses", "/v1/messages")
@@ -50,11 +53,13 @@ _STATELESS = (
     "/score",
     "/pooling",
     "/classify",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
     "/tokenize",
     "/detokenize",
 )
+_FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+
+# What only a handle has: an engine's error can repeat the request that it refuses, and with it what a leg carried.
+_OF_HANDLES = (b"kv_transfer_params", b"remote_engine_id", b"remote_host")
 
 
 class PublicApi:
@@ -88,7 +93,7 @@ class PublicApi:
         app = web.Application(client_max_size=self._config.limits.body_bytes, middlewares=[self._in_openai_shape])
         app.router.add_post(Api.CHAT, self._turn)
         app.router.add_post(Api.COMPLETIONS, self._turn)
-        for path in (*_COLD, *_STATELESS):
+        for path in (*_COLD, *_STATELESS, *_FORMS):
             app.router.add_post(path, self._pass_through)
         app.router.add_get("/v1/models", self._models)
         app.router.add_delete("/kvloop/v1/conversations/{conversation}", self._end_conversation)
@@ -141,10 +146,13 @@ class PublicApi:
     async def _copy(self, request: web.Request, client: Client, report: TurnReport) -> web.StreamResponse:
         """An API without a prefill leg: to a decode engine as it is, but for what is the router's alone."""
         report.reason = "api"
-        data = self._checked(request, await request.read())
+        content_type = "application/json"
+        if request.path in _FORMS:
+            data, content_type = await forms.checked(request, self._served_models())
+        else:
+            data = self._checked(request, await request.read())
         self._refuse_while_draining()
         report.decode = policy.choose_one(self._engines.snapshot(), self._state.random, Role.DECODE)
-        content_type = request.headers.get("Content-Type", "application/json")
         sent = headers.upstream(request.headers, report.request_id, content_type)
         async with self._engines.stream(report.decode, request.path, data, sent) as upstream:
             await relay.copy(upstream, client)
@@ -168,10 +176,15 @@ class PublicApi:
             self._metrics.breaks.labels(error.engine).inc()
             client.abort()
             return client.response
-        except (RouterError, web.HTTPException) as error:
+        except (RouterError, web.HTTPException, web.RequestPayloadError) as error:
             response = refusal(error, report.headers())
             report.status = response.status
             return response
+        except Exception:
+            report.status = HTTPStatus.INTERNAL_SERVER_ERROR
+            if client.started:
+                client.abort()
+            raise
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         self._tenant(request)
@@ -241,9 +254,8 @@ class PublicApi:
     def _tenant(self, request: web.Request) -> bytes:
         """Who asks. Raises RequestError where keys are configured and none of them is given."""
         key = headers.bearer(request.headers.get("Authorization"))
-        if self._api_keys and not any(
-            secrets.compare_digest(known.encode(), (key or "").encode()) for known in self._api_keys
-        ):
+        given = headers.raw(key or "")
+        if self._api_keys and not any(secrets.compare_digest(known.encode(), given) for known in self._api_keys):
             raise RequestError("Incorrect API key provided.", code="invalid_api_key", status=401)
         return scope.tenant(self._secret, key if self._api_keys else None)
 
@@ -259,12 +271,10 @@ class PublicApi:
             raise Unavailable("draining", "This router is shutting down.")
 
     def _checked(self, request: web.Request, raw: bytes) -> bytes:
-        """The body without what is the router's alone. Raises RequestError for what no client may send."""
-        if request.content_type != "application/json":
-            for name in (b"kv_transfer_params", b"ec_transfer_params"):
-                if name in raw:
-                    raise RequestError(f"'{name.decode()}' cannot be sent by a client.", param=name.decode())
-            return raw
+        """The body without what is the router's alone. Raises RequestError for what no client may send.
+
+        JSON whatever its content type says: engines do not all look at it.
+        """
         body = parse_json(raw)
         refuse_own_fields(body)
         if body.get("model") is not None or request.path in _COLD:
@@ -342,14 +352,23 @@ class Client:
         return web.Response(status=status, body=body, headers={**self._report.headers(), "Content-Type": content_type})
 
     def abort(self) -> None:
-        """Cut the connection."""
-        if self._request.transport is not None:
-            self._request.transport.abort()
+        """Cut the connection, so that nobody takes what was sent for the whole."""
+        transport = self._request.transport
+        if transport is None:
+            return
+        connection = transport.get_extra_info("socket")
+        if self._request.version < HttpVersion11 and connection is not None:
+            # Before HTTP/1.1, which proxies still speak, a connection that is closed ends the answer well; a reset does
+            # not.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+        transport.abort()
 
 
 def refusal(error: Exception, told: dict[str, str]) -> web.Response:
     """The one place where an error becomes an answer, in OpenAI's error shape."""
     match error:
+        case EngineRejected() if any(name in error.body for name in _OF_HANDLES):
+            fault = RequestError("The engine refused the request.", status=error.status)
         case EngineRejected():
             return web.Response(
                 status=error.status, body=error.body, headers={**told, "Content-Type": error.content_type}
@@ -358,6 +377,8 @@ def refusal(error: Exception, told: dict[str, str]) -> web.Response:
             fault = error
         case web.HTTPRequestEntityTooLarge():
             fault = RequestError("The body is larger than this server accepts.", code="request_too_large", status=413)
+        case web.RequestPayloadError():
+            fault = RequestError("The body cannot be read.")
         case Unavailable():
             fault = RequestError(str(error), code=error.reason, status=503)
         case EngineError():

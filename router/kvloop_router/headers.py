@@ -33,6 +33,11 @@ def upstream(incoming: Mapping[str, str], request: str, content_type: str = "app
     return headers
 
 
+def raw(value: str) -> bytes:
+    """The bytes that a header's value came as: any, since HTTP does not make them text."""
+    return value.encode("utf-8", "surrogateescape")
+
+
 def bearer(authorization: str | None) -> str | None:
     """The key in an ``Authorization: Bearer`` header, or None."""
     scheme, _, key = (authorization or "").partition(" ")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from hashlib import blake2b
+
+import orjson
 
 from kvloop_connector.settings import Role
 from kvloop_router.discovery import EngineSpec
+
+_SHAPES = 4096
 
 
 class Verdict(StrEnum):
@@ -80,18 +86,46 @@ class Templates:
 
     Learnt from a cold prefill leg that says which ids it rendered. Until then, and where it does not, no ids are sent
     and nothing is reused: a prompt of other tokens than the engine's own would be another prompt.
+
+    Clients choose the shapes, so that only so many are known. An agreement can be forgotten, since it is learnt again;
+    a disagreement cannot, since a prompt that does not show it could take its place.
     """
 
-    def __init__(self) -> None:
-        self._agrees: dict[tuple[str, ...], bool] = {}
+    def __init__(self, *, most: int = _SHAPES) -> None:
+        self._most = most
+        self._agreeing: OrderedDict[bytes, None] = OrderedDict()
+        self._disagreeing: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._agreeing) + len(self._disagreeing)
 
     def agrees(self, shape: tuple[str, ...]) -> bool | None:
         """What is known of this shape; None: nothing yet."""
-        return self._agrees.get(shape)
+        key = _shape_key(shape)
+        if key in self._disagreeing:
+            return False
+        if key not in self._agreeing:
+            return None
+        self._agreeing.move_to_end(key)
+        return True
 
     def learn(self, shape: tuple[str, ...], tokenized: Sequence[int], rendered: Sequence[int]) -> bool:
         """Record whether the two are equal."""
         agrees = list(tokenized) == list(rendered)
-        # A disagreement once seen stays: it can depend on what the shape leaves out.
-        self._agrees[shape] = agrees and self._agrees.get(shape, True)
+        key = _shape_key(shape)
+        room = len(self._disagreeing) < self._most
+        if not agrees:
+            self._agreeing.pop(key, None)
+            if room:
+                # A disagreement once seen stays: it can depend on what the shape leaves out.
+                self._disagreeing.add(key)
+        elif room and key not in self._disagreeing:
+            self._agreeing[key] = None
+            if len(self._agreeing) > self._most:
+                self._agreeing.popitem(last=False)
         return agrees
+
+
+def _shape_key(shape: tuple[str, ...]) -> bytes:
+    """Stands for a shape, in which there can be long names that a client chose."""
+    return blake2b(orjson.dumps(shape), digest_size=16).digest()

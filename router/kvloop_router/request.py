@@ -18,6 +18,11 @@ OWN_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 """Fields with which a client could make an engine read other people's KV, or end it. Never accepted."""
 
 CONVERSATION_FIELD = "conversation_id"
+_CONVERSATION_CHARACTERS = 512
+"""The longest conversation id: it is kept for as long as anything is known of the conversation."""
+
+_TOKEN_LIMIT = 2**31
+"""No token id reaches it."""
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 _MEDIA_KEYS = (
@@ -93,6 +98,11 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         raise RequestError(f"The body is not valid JSON: {error.msg} at position {error.pos}.") from error
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.")
+    try:
+        # More can be read than can be written, and a leg puts some fields one level deeper.
+        orjson.dumps([body])
+    except orjson.JSONEncodeError as error:
+        raise RequestError("The body is nested too deeply.") from error
     return body
 
 
@@ -121,10 +131,12 @@ def parse(api: Api, raw: bytes, *, conversation: str | None, models: frozenset[s
             raise RequestError(f"'{name}' must be {expected}.", param=name, code="invalid_type")
     model = require_model(body, models)
     _require_prompt(api, body)
-    named = body.pop(CONVERSATION_FIELD, None)
-    return Request(
-        api=api, body=body, model=model, conversation=named or conversation or None, stream=bool(body.get("stream"))
-    )
+    named = body.pop(CONVERSATION_FIELD, None) or conversation or None
+    if named is not None and len(named) > _CONVERSATION_CHARACTERS:
+        raise RequestError(
+            f"A conversation id has at most {_CONVERSATION_CHARACTERS} characters.", param=CONVERSATION_FIELD
+        )
+    return Request(api=api, body=body, model=model, conversation=named, stream=bool(body.get("stream")))
 
 
 def require_model(body: Mapping[str, Any], models: frozenset[str]) -> str:
@@ -214,6 +226,10 @@ def _natural(value: Any) -> bool:
     return _whole(value) and value >= 0
 
 
+def _token(value: Any) -> bool:
+    return _whole(value) and 0 <= value < _TOKEN_LIMIT
+
+
 def _object(value: Any) -> bool:
     return isinstance(value, dict)
 
@@ -231,9 +247,9 @@ def _prompt(value: Any) -> bool:
         return True
     if not _list(value) or not value:
         return False
-    if all(_natural(item) for item in value):
+    if all(_token(item) for item in value):
         return True
-    return all(_text(item) or (_list(item) and item and all(_natural(token) for token in item)) for item in value)
+    return all(_text(item) or (_list(item) and item and all(_token(token) for token in item)) for item in value)
 
 
 _Check = tuple[Callable[[Any], bool], str]

@@ -16,7 +16,7 @@ from kvloop_router.engines import Engines
 from kvloop_router.errors import EngineError, EngineRejected
 from kvloop_router.pairs import Templates
 from kvloop_router.policy import choose_one
-from kvloop_router.request import Api, Request, too_long
+from kvloop_router.request import Api, Request, prompts, too_long
 from kvloop_router.turn_log import TurnReport
 
 _ATTEMPTS = 2
@@ -56,7 +56,8 @@ class Tokenizer:
         token_ids: list[int] | None
         limit: int | None
         if body is None:
-            token_ids, limit = list(request.body["prompt"]), self._longest()
+            (ids,) = prompts(request.body["prompt"])
+            token_ids, limit = list(ids), self._longest()
         else:
             token_ids, limit = await self._ask(body, headers, report)
         if token_ids is None:

@@ -327,6 +327,14 @@ def _application(engine: ScriptedEngine) -> web.Application:
         scripted = engine.script and not _fills(engine.asked[-1])
         return await (engine.script.pop(0) if scripted else good)(engine, request, body)
 
+    async def transcribe(request: web.Request) -> web.StreamResponse:
+        fields = await request.post()
+        read = {
+            name: value.file.read() if isinstance(value, web.FileField) else value for name, value in fields.items()
+        }
+        engine.asked.append(Asked(request.path, read, request.headers))
+        return web.json_response({"text": ANSWER})
+
     async def tokenize(request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
         engine.asked.append(Asked(request.path, body, request.headers))
@@ -353,6 +361,7 @@ def _application(engine: ScriptedEngine) -> web.Application:
     for path, handler in (("/health", health), ("/version", version), ("/metrics", metrics), ("/v1/models", models)):
         app.router.add_get(path, handler)
     app.router.add_post("/tokenize", tokenize)
+    app.router.add_post("/v1/audio/transcriptions", transcribe)
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"):
         app.router.add_post(path, generate)
     return app

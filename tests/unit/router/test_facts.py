@@ -161,3 +161,27 @@ def test_a_template_that_disagreed_once_is_not_trusted_again() -> None:
     assert templates.learn(("chat",), [1, 2], [1, 2])
     assert templates.agrees(("chat",)) is False
     assert templates.agrees(("chat", "tools")) is None
+
+
+def test_of_the_shapes_that_clients_make_up_only_so_many_are_known() -> None:
+    templates = Templates(most=3)
+    templates.learn(("chat", "differs"), [1], [2])
+
+    for number in range(100):
+        templates.learn(("chat", f"chat_template_kwargs.{number}"), [1], [1])
+
+    assert len(templates) == 4
+    assert templates.agrees(("chat", "differs")) is False
+    assert templates.agrees(("chat", "chat_template_kwargs.99")) is True
+    assert templates.agrees(("chat", "chat_template_kwargs.0")) is None
+
+
+def test_where_too_many_shapes_disagree_no_other_is_trusted() -> None:
+    templates = Templates(most=3)
+    for number in range(4):
+        templates.learn(("chat", str(number)), [1], [2])
+
+    templates.learn(("chat", "3"), [1], [1])
+
+    assert len(templates) == 3
+    assert templates.agrees(("chat", "3")) is None
