@@ -30,7 +30,7 @@ from kvloop_operator import names
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "demo.yaml"
 
-_CONTEXT_LIMITS = {EngineKind.SIM: 8192, EngineKind.VLLM: 4096}
+_CONTEXT_LIMITS = {EngineKind.SIM: 32768, EngineKind.VLLM: 4096}
 """How many tokens a conversation comes to at most; a CPU takes seconds for a thousand."""
 
 _DEFAULT_REPETITIONS = {EngineKind.SIM: 3, EngineKind.VLLM: 1}

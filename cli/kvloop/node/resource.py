@@ -124,11 +124,14 @@ def fit_to_cpu(document: dict[str, Any], *, model: Path, version: str) -> tuple[
 def _changes(spec: dict[str, Any], *, model: Path, version: str) -> Iterator[str]:
     own_model = spec["model"]
     served = own_model.get("servedName") or own_model.get("id") or model.name
-    if own_model.get("id") != str(model):
-        yield f"the model is {model.name}, with random weights: what it says means nothing"
-    spec["model"] = {"id": str(model), "servedName": served}
     engine = spec["engine"] = {**spec["engine"]}
     length = engine.setdefault("maxModelLen", _DEFAULT_MODEL_LENGTH)
+    if own_model.get("id") != str(model):
+        yield f"the model is {model.name}, with random weights: what it says means nothing"
+        if length > _DEFAULT_MODEL_LENGTH:
+            length = engine["maxModelLen"] = _DEFAULT_MODEL_LENGTH
+            yield f"spec.engine.maxModelLen is {length}: a CPU takes seconds for a thousand tokens"
+    spec["model"] = {"id": str(model), "servedName": served}
     wanted = {"version": version, "dtype": "float32"}
     if engine.get("blockSize") not in _CPU_BLOCK_SIZES:
         wanted["blockSize"] = str(cpu_engine.BLOCK_SIZE)

@@ -109,6 +109,13 @@ def test_an_example_fitted_to_a_cpu_can_be_deployed_there(name: str) -> None:
     assert changes[0] == "the model is tiny, with random weights: what it says means nothing"
 
 
+def test_a_context_that_takes_a_cpu_minutes_is_cut_and_told() -> None:
+    fitted, changes = fit_to_cpu(example("demo.yaml"), model=Path("/models/tiny"), version="0.32.0")
+
+    assert fitted["spec"]["engine"]["maxModelLen"] == 8192
+    assert "spec.engine.maxModelLen is 8192: a CPU takes seconds for a thousand tokens" in changes
+
+
 def test_the_served_name_stays_that_of_the_resource() -> None:
     fitted, _ = fit_to_cpu(example("demo.yaml"), model=Path("/models/tiny"), version="0.32.0")
 
