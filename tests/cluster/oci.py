@@ -26,6 +26,8 @@ def write_archive(
             **architecture,
             "config": {"Env": [_PATH], "Entrypoint": list(entrypoint) or None, "Cmd": list(command) or None},
             "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
+            # One entry a layer: buildah counts them when it builds upon the image.
+            "history": [{"created_by": "kvloop"}],
         }
     )
     manifest = _encode(

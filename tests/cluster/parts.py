@@ -180,6 +180,8 @@ def _module(name: str) -> tuple[Path, ...]:
     return tuple(sorted((MODULES / name).iterdir()))
 
 
+_ARCHIVES: Final = Path(oci.__file__)
+
 PAUSE_IMAGE: Final = "localhost/kvloop-pause:1"
 BASE_IMAGE: Final = "localhost/kvloop-base:1"
 
@@ -193,8 +195,10 @@ CONTAINERD: Final = Part(
 )
 CNI: Final = Part(name="cni", sources=_module("cni"), build=_build_cni)
 COREDNS: Final = Part(name="coredns", sources=_module("coredns"), build=_build_coredns)
-PAUSE: Final = Part(name="pause", sources=_module("pause"), salt=PAUSE_IMAGE, build=_build_pause)
-BASE: Final = Part(name="base-image", sources=(), salt=f"{versions.DEBIAN} {BASE_IMAGE}", build=_build_base_image)
+PAUSE: Final = Part(name="pause", sources=(*_module("pause"), _ARCHIVES), salt=PAUSE_IMAGE, build=_build_pause)
+BASE: Final = Part(
+    name="base-image", sources=(_ARCHIVES,), salt=f"{versions.DEBIAN} {BASE_IMAGE}", build=_build_base_image
+)
 
 CONTROL_PLANE_PARTS: Final = (KUBERNETES, KUBECTL)
 NODE_PARTS: Final = (*CONTROL_PLANE_PARTS, CONTAINERD, CNI, COREDNS, PAUSE, BASE)
