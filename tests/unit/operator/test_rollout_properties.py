@@ -128,8 +128,8 @@ MUTANTS = {
     ),
     "a pair may be of two KV revisions": (
         "slots.py",
-        "(self._ready(role, leaving) for role in ROLES)\n        return not prefill.isdisjoint(decode)",
-        "(self._ready(role, leaving) for role in ROLES)\n        return bool(prefill and decode)",
+        "return {pod.kv_revision for pod in self.rows[role].pods if pod.ready",
+        "return {"any" for pod in self.rows[role].pods if pod.ready",
     ),
     "pods come back at the wanted revision anywhere": (
         "slots.py",
@@ -182,7 +182,6 @@ MUTANTS = {
     ),
     "scaling down takes the last pair": ("counts.py", "if not view.serves() or view.serves(gone):", "if True:"),
     "a surge pod is never made": ("counts.py", "(view.settings.max_surge if role in roles else 0)", "0"),
-    "broken extras are removed": ("counts.py", "return view.unable(pod) and not unschedulable(pod)", "return False"),
 }
 
 

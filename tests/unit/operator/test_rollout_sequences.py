@@ -282,6 +282,25 @@ def test_scaling_down_to_one_pair_in_a_rollout_keeps_the_extra_pair_until_it_is_
     ]
 
 
+def test_extra_pods_that_show_that_a_revision_is_broken_stay_until_it_is_given_up() -> None:
+    world, monitor, lines = world_of(4, 4)
+    world.broken_kv["kv1"] = Fault.CRASH
+    edit(monitor, 1)
+    monitor.settle_blocked(200)
+    lines.clear()
+    scale(world, prefill=2, decode=2)
+    monitor.settle_blocked(200)
+    assert lines == []  # without ordinals 3 the next pair would go for the broken revision
+    edit(monitor, 0)
+    monitor.settle(100)
+    assert lines == [
+        "prefill 4/4, decode 4/4",
+        "prefill 3/3, decode 3/3",  # ordinals 3 do not run: there is nothing to drain
+        "drain prefill-2, drain decode-2",
+        "prefill 2/2, decode 2/2",
+    ]
+
+
 def test_suspending_drains_everything_and_resuming_brings_it_back() -> None:
     world, monitor, lines = world_of(1, 1)
     world.suspend = world.changed = True
