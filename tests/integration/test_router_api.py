@@ -16,7 +16,6 @@ import aiohttp
 import pytest
 import yaml
 
-from kvloop_connector.settings import Role
 from tests.integration.router_process import (
     MODEL,
     TOKEN,
@@ -31,16 +30,6 @@ from tests.integration.scripted_engine import ANSWER, ScriptedEngine, running, s
 
 LONG = "a question that is long enough to be worth a pull"
 LIMIT = 100_000
-
-
-@pytest.fixture
-def prefill() -> ScriptedEngine:
-    return ScriptedEngine("prefill-0", Role.PREFILL)
-
-
-@pytest.fixture
-def decode() -> ScriptedEngine:
-    return ScriptedEngine("decode-0", Role.DECODE)
 
 
 @pytest.fixture

@@ -16,16 +16,6 @@ LONG = "a question that is long enough to be worth a pull"
 
 
 @pytest.fixture
-def prefill() -> ScriptedEngine:
-    return ScriptedEngine("prefill-0", Role.PREFILL)
-
-
-@pytest.fixture
-def decode() -> ScriptedEngine:
-    return ScriptedEngine("decode-0", Role.DECODE)
-
-
-@pytest.fixture
 async def router(tmp_path: Path, prefill: ScriptedEngine, decode: ScriptedEngine) -> AsyncIterator[RouterUnderTest]:
     async with scripted(tmp_path, prefill, decode, canary={"enabled": True}) as under_test:
         yield under_test

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +12,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kvloop_connector.settings import Role
 from tests.integration.router_process import MODEL, TOKEN, RouterUnderTest, chat_body, scripted
 from tests.integration.scripted_engine import ANSWER, ScriptedEngine, fails, handle, stream_events, streams
 
@@ -21,22 +19,6 @@ LONG = "a question that is long enough to be worth a pull"
 ESCAPED = rb'"\u006bv_transfer_params"'
 STEERING = b'{"model": "tiny", "input": "x", %s: {"do_remote_prefill": true}}' % ESCAPED
 FORM = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\ntiny\r\n%s--x--\r\n'
-
-
-@pytest.fixture
-def prefill() -> ScriptedEngine:
-    return ScriptedEngine("prefill-0", Role.PREFILL)
-
-
-@pytest.fixture
-def decode() -> ScriptedEngine:
-    return ScriptedEngine("decode-0", Role.DECODE)
-
-
-@pytest.fixture
-async def router(tmp_path: Path, prefill: ScriptedEngine, decode: ScriptedEngine) -> AsyncIterator[RouterUnderTest]:
-    async with scripted(tmp_path, prefill, decode) as under_test:
-        yield under_test
 
 
 def part(name: bytes, value: bytes) -> bytes:

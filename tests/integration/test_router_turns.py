@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +25,6 @@ from tests.integration.scripted_engine import (
 )
 
 LONG = "a question that is long enough to be worth a pull"
-
-
-@pytest.fixture
-def prefill() -> ScriptedEngine:
-    return ScriptedEngine("prefill-0", Role.PREFILL)
-
-
-@pytest.fixture
-def decode() -> ScriptedEngine:
-    return ScriptedEngine("decode-0", Role.DECODE)
-
-
-@pytest.fixture
-async def router(tmp_path: Path, prefill: ScriptedEngine, decode: ScriptedEngine) -> AsyncIterator[RouterUnderTest]:
-    async with scripted(tmp_path, prefill, decode) as under_test:
-        yield under_test
 
 
 def provable(*contents: str) -> int:
