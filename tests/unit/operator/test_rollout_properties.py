@@ -129,7 +129,7 @@ MUTANTS = {
     "a pair may be of two KV revisions": (
         "slots.py",
         "return {pod.kv_revision for pod in self.rows[role].pods if pod.ready",
-        "return {"any" for pod in self.rows[role].pods if pod.ready",
+        "return {'any' for pod in self.rows[role].pods if pod.ready",
     ),
     "pods come back at the wanted revision anywhere": (
         "slots.py",
