@@ -5,28 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import socket
-import struct
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
 
 import orjson
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
 from kvloop_connector.settings import Role
 from kvloop_router import forms, headers, policy, relay, scope
+from kvloop_router.client import CLIENT_LEFT, Client
 from kvloop_router.config import Config
 from kvloop_router.engines import Engines
 from kvloop_router.errors import (
-    EngineError,
-    EngineRejected,
     RequestError,
     RouterError,
     StreamBroken,
     Unavailable,
 )
 from kvloop_router.metrics import CONTENT_TYPE, Metrics
+from kvloop_router.refusal import json_response, refusal
 from kvloop_router.relay import ClientGone
 from kvloop_router.request import Api, parse, parse_json, refuse_own_fields, require_model
 from kvloop_router.state import State
@@ -35,10 +33,7 @@ from kvloop_router.turn_log import TurnLog, TurnReport
 
 _log = logging.getLogger(__name__)
 
-_CLIENT_LEFT = 499
 _REQUEST_ID = web.RequestKey("request_id", str)
-_RETRY_AFTER_SECONDS = "1"
-_RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 # APIs that give no handle that could be proven or released: to a decode engine, which retains nothing for them.
 _COLD = ("/v1/responses", "/v1/messages")
@@ -57,9 +52,6 @@ _STATELESS = (
     "/detokenize",
 )
 _FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
-
-# What only a handle has: an engine's error can repeat the request that it refuses, and with it what a leg carried.
-_OF_HANDLES = (b"kv_transfer_params", b"remote_engine_id", b"remote_host")
 
 
 class PublicApi:
@@ -201,7 +193,7 @@ class PublicApi:
             }
             for name in sorted(self._served_models())
         ]
-        return _json(200, {"object": "list", "data": models})
+        return json_response(200, {"object": "list", "data": models})
 
     async def _end_conversation(self, request: web.Request) -> web.StreamResponse:
         conversation = request.match_info["conversation"]
@@ -210,7 +202,9 @@ class PublicApi:
         for model in self._served_models():
             space = scope.scope(self._secret, tenant, model, None, set_salt=self._config.cache_salt)
             released += await self._turns.end_conversation(space, conversation)
-        return _json(200, {"id": conversation, "object": "conversation.deleted", "deleted": True, "released": released})
+        return json_response(
+            200, {"id": conversation, "object": "conversation.deleted", "deleted": True, "released": released}
+        )
 
     async def _expose(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._metrics.expose(), headers={"Content-Type": CONTENT_TYPE})
@@ -284,7 +278,7 @@ class PublicApi:
         return orjson.dumps(body)
 
     def _client_left(self, report: TurnReport) -> None:
-        report.status = _CLIENT_LEFT
+        report.status = CLIENT_LEFT
         self._metrics.disconnects.labels(report.phase).inc()
 
     def _end(self, client: Client, report: TurnReport) -> None:
@@ -302,101 +296,6 @@ class PublicApi:
         self._log.record(report)
 
 
-class Client:
-    """The client's side of one answer; see ``relay.Downstream``."""
-
-    def __init__(self, request: web.Request, report: TurnReport, clock: Callable[[], float]) -> None:
-        self._request = request
-        self._report = report
-        self._clock = clock
-        self.began = clock()
-        self.response: web.StreamResponse = web.Response(status=_CLIENT_LEFT)
-        self.started = False
-        self.status = 0
-
-    async def start(self, status: int, content_type: str) -> None:
-        """Send status and headers."""
-        self.status = status
-        self.started = True
-        self._report.phase = "stream"
-        self.response = web.StreamResponse(
-            status=status, headers={**self._report.headers(), "Content-Type": content_type}
-        )
-        if content_type.startswith("text/event-stream"):
-            self.response.headers["Cache-Control"] = "no-cache"
-        try:
-            await self.response.prepare(self._request)
-        except ConnectionError as error:
-            raise ClientGone from error
-
-    async def write(self, data: bytes) -> None:
-        """Send bytes of the body."""
-        if self._report.ttft_seconds is None:
-            self._report.ttft_seconds = self._clock() - self.began
-        try:
-            await self.response.write(data)
-        except ConnectionError as error:
-            raise ClientGone from error
-
-    async def end(self) -> None:
-        """The body is complete."""
-        try:
-            await self.response.write_eof()
-        except ConnectionError as error:
-            raise ClientGone from error
-
-    def answer(self, status: int, content_type: str, body: bytes) -> web.Response:
-        """An answer in one piece."""
-        self.status = status
-        self._report.ttft_seconds = self._clock() - self.began
-        return web.Response(status=status, body=body, headers={**self._report.headers(), "Content-Type": content_type})
-
-    def abort(self) -> None:
-        """Cut the connection, so that nobody takes what was sent for the whole."""
-        transport = self._request.transport
-        if transport is None:
-            return
-        connection = transport.get_extra_info("socket")
-        if self._request.version < HttpVersion11 and connection is not None:
-            # Before HTTP/1.1, which proxies still speak, a connection that is closed ends the answer well; a reset does
-            # not.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
-        transport.abort()
-
-
-def refusal(error: Exception, told: dict[str, str]) -> web.Response:
-    """The one place where an error becomes an answer, in OpenAI's error shape."""
-    match error:
-        case EngineRejected() if any(name in error.body for name in _OF_HANDLES):
-            fault = RequestError("The engine refused the request.", status=error.status)
-        case EngineRejected():
-            return web.Response(
-                status=error.status, body=error.body, headers={**told, "Content-Type": error.content_type}
-            )
-        case RequestError():
-            fault = error
-        case web.HTTPRequestEntityTooLarge():
-            fault = RequestError("The body is larger than this server accepts.", code="request_too_large", status=413)
-        case web.RequestPayloadError():
-            fault = RequestError("The body cannot be read.")
-        case Unavailable():
-            fault = RequestError(str(error), code=error.reason, status=503)
-        case EngineError():
-            fault = RequestError("The engine could not answer.", code="engine_failed", status=502)
-        case _:
-            raise error
-    if fault.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        told = {**told, "Retry-After": _RETRY_AFTER_SECONDS}
-    shape = {"error": {"message": fault.message, "type": fault.kind, "param": fault.param, "code": fault.code}}
-    return _json(fault.status, shape, told)
-
-
-def _json(status: int, body: Any, told: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        status=status, body=orjson.dumps(body), headers={**(told or {}), "Content-Type": "application/json"}
-    )
-
-
 def _request_id(request: web.Request) -> str:
     known = request.get(_REQUEST_ID)
     if known is None:
@@ -406,4 +305,4 @@ def _request_id(request: web.Request) -> str:
 
 
 def _is_client_error(status: int) -> bool:
-    return 400 <= status < 500 and status != _CLIENT_LEFT
+    return 400 <= status < 500 and status != CLIENT_LEFT
