@@ -90,6 +90,13 @@ class Upstream:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise StreamBroken(self.engine, type(error).__name__) from error
 
+    def unread(self) -> bytes:
+        """What has arrived and was not read. Raises StreamBroken where the answer has ended before its end."""
+        try:
+            return self._response.content.read_nowait()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise StreamBroken(self.engine, type(error).__name__) from error
+
 
 class Engines:
     """All engines that discovery names, with one connection pool."""

@@ -6,7 +6,9 @@ it, an answer that does not end well is cut off, so that no client takes it for 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -111,17 +113,22 @@ async def stream(
     events = sse.Events()
     held: list[bytes] = []
     told = False
-    while data := await _read(upstream, downstream):
-        for event in _events(events, data, upstream.engine):
-            event_data = _take(event, ended, upstream.engine, keep_token_ids=keep_token_ids)
-            if not downstream.started:
-                _refuse_failure(ended, upstream.engine)
-            if (ended.handle is not None or ended.done) and not told:
-                told = True
-                await finished(ended)
-            held.append(event_data)
-        if ended.content or ended.finish_reasons or ended.token_ids or ended.error:
-            await _send(downstream, held, upstream, ended, clock)
+    try:
+        while data := await _read(upstream, downstream):
+            for event in _events(events, data, upstream.engine):
+                event_data = _take(event, ended, upstream.engine, keep_token_ids=keep_token_ids)
+                if not downstream.started:
+                    _refuse_failure(ended, upstream.engine)
+                if (ended.handle is not None or ended.done) and not told:
+                    told = True
+                    await finished(ended)
+                held.append(event_data)
+            if ended.content or ended.finish_reasons or ended.token_ids or ended.error:
+                await _send(downstream, held, upstream, ended, clock)
+    except (ClientGone, asyncio.CancelledError):
+        if not told and _told_by_unread(upstream, events, ended):
+            await finished(ended)
+        raise
     if not _complete(ended, events):
         if downstream.started:
             raise StreamBroken(upstream.engine, "the stream ended early")
@@ -148,6 +155,16 @@ async def _read(upstream: Upstream, downstream: Downstream) -> bytes:
         if downstream.started:
             raise
         raise EngineFailed(upstream.engine, "the answer broke off before it began") from error
+
+
+def _told_by_unread(upstream: Upstream, events: sse.Events, ended: Ended) -> bool:
+    """The client has left an answer that is complete, though not yet passed on: whether what has arrived of it tells a
+    handle, whose blocks would stay retained if nobody kept it.
+    """
+    with suppress(EngineFailed, StreamBroken):
+        for event in _events(events, upstream.unread(), upstream.engine):
+            _take(event, ended, upstream.engine, keep_token_ids=False)
+    return ended.handle is not None
 
 
 def _events(events: sse.Events, data: bytes, engine: str) -> list[bytes]:

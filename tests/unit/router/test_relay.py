@@ -9,7 +9,7 @@ import pytest
 
 from kvloop_router import relay
 from kvloop_router.errors import EngineFailed, StreamBroken
-from kvloop_router.relay import Ended
+from kvloop_router.relay import ClientGone, Ended
 from tests.unit.router.kept_handles import Clock
 
 ROLE = {"index": 0, "delta": {"role": "assistant", "content": ""}}
@@ -34,6 +34,10 @@ class Reads:
 
     async def read(self) -> bytes:
         return self._reads.pop(0)
+
+    def unread(self) -> bytes:
+        unread, self._reads = b"".join(self._reads), [b""]
+        return unread
 
 
 class Client:
@@ -165,3 +169,22 @@ async def test_an_abort_after_some_text_is_an_answer() -> None:
     await relayed(Reads(event(TEXT), event({**END, "finish_reason": "abort"}), DONE), client, clock, [])
 
     assert client.ended
+
+
+class Leaves(Client):
+    """A client that is gone when the first bytes come."""
+
+    async def write(self, data: bytes) -> None:
+        raise ClientGone
+
+
+@pytest.mark.parametrize("arrived", [True, False], ids=["answer complete", "answer running"])
+async def test_handle_of_an_answer_that_its_client_did_not_wait_for_is_told(arrived: bool) -> None:
+    clock, told = Clock(), list[Ended]()
+    handle = {"remote_engine_id": "d"}
+    rest = [event(TEXT), event(END, kv_transfer_params=handle) + DONE] if arrived else [event(TEXT)]
+
+    with pytest.raises(ClientGone):
+        await relayed(Reads(event(ROLE) + event(TEXT), *rest), Leaves(clock), clock, told)
+
+    assert [(ended.handle, ended.token_ids) for ended in told] == ([(handle, [1, 2, 1, 2, 3])] if arrived else [])
