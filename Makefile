@@ -66,7 +66,7 @@ test-integration: install ## Router, local node and simulated engines as process
 
 .PHONY: test-engine
 test-engine: install engine-environment ## Everything that runs real vLLM engines with NIXL
-	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(PYTEST) tests/contract tests/engine -m engine
+	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(PYTEST) tests/engine/test_demo.py tests/contract tests/engine -m engine
 
 .PHONY: engine-environment
 engine-environment: $(UV) ## Install vLLM's CPU build with NIXL into the cache (about 6 GB)

@@ -24,7 +24,7 @@ SHORT = ("--turns", "3", "--repeat", "1", "--answer-tokens", "16", "--time-scale
 
 def kvloop(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [KVLOOP, *arguments], capture_output=True, text=True, env={**os.environ, **environment}, timeout=240
+        [KVLOOP, *arguments], capture_output=True, text=True, env={**os.environ, **environment}, timeout=1000
     )
 
 
