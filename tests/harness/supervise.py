@@ -1,4 +1,4 @@
-"""``supervise.py GRACE COMMAND…`` runs a command and ends it, and all it started, as soon as standard input closes.
+"""``supervise.py GRACE COMMAND…`` runs a command and ends it, and all it started, once standard input closes.
 
 A process that holds the other end of a pipe cannot die without closing it, whatever kills it; so nothing that a test
 starts through this outlives the test run. Started as the leader of a new session; SIGTERM is passed on to the command.
@@ -18,7 +18,7 @@ from pathlib import Path
 def main(grace: float, command: list[str]) -> None:
     """Never returns: kills its own process group in the end.
 
-    grace: seconds that processes which the command leaves behind have to tidy up (shared memory, semaphores).
+    grace: seconds that the command and what it started have to tidy up (shared memory, semaphores).
     """
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
@@ -29,17 +29,19 @@ def main(grace: float, command: list[str]) -> None:
         if ended in ready:
             sys.stderr.write(f"{command[0]} ended with status {child.wait()}\n")
             sys.stderr.flush()
-            _wait_for_others(grace)
             break
         if not os.read(standard_input, 1024):
+            child.terminate()
             break
+    _wait_until_alone(child, grace)
     os.killpg(0, signal.SIGKILL)
 
 
-def _wait_for_others(seconds: float) -> None:
-    """Wait until this process is alone in its group, or the time is over."""
+def _wait_until_alone(child: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait until no other process is in this process's group, or the time is over."""
     group, deadline = os.getpgid(0), time.monotonic() + seconds
     while time.monotonic() < deadline:
+        child.poll()  # an ended child counts until it is reaped
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
         if not any(_group_of(pid) == group for pid in pids if pid != os.getpid()):
             return
