@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-READ_VERBS: Final = frozenset({"get", "list", "watch"})
+from tests.cluster.waiting import wait_until
 
-_DEADLINE_SECONDS: Final = 240
+READ_VERBS: Final = frozenset({"get", "list", "watch"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +81,8 @@ class AuditLog:
 
     def wait_for(self, wanted: Callable[[AuditEvent], bool], *, count: int = 1) -> Sequence[AuditEvent]:
         """Wait until `count` events are `wanted`: the log may trail the answer by a moment."""
-        deadline = time.monotonic() + _DEADLINE_SECONDS
-        while len(found := self.events(wanted)) < count:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(found)} of {count} events within {_DEADLINE_SECONDS} s")
-            time.sleep(0.05)
-        return found
+        wait_until(lambda: len(self.events(wanted)) >= count, what=f"{count} events in the audit log")
+        return self.events(wanted)
 
     def _read(self) -> Iterator[AuditEvent]:
         started: set[str] = set()

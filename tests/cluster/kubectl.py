@@ -8,16 +8,14 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tests.cluster import parts
 from tests.cluster.build import location
 from tests.cluster.errors import CommandFailedError
+from tests.cluster.waiting import DEADLINE_SECONDS
 
 Manifest = Mapping[str, Any]
-
-DEADLINE: Final = "240s"
-"""For `kubectl wait`: long enough that only a state which never comes fails a test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +63,10 @@ class Kubectl:
         items: Sequence[Any] = self.json("get", kind, f"--selector={selector}")["items"]
         return items
 
-    def wait(self, condition: str, *names: str, deadline: str = DEADLINE) -> None:
+    def wait(
+        self,
+        condition: str,
+        *names: str,
+    ) -> None:
         """Wait for a state: `condition` as in `kubectl wait --for`, `names` as `kind/name`."""
-        self("wait", f"--for={condition}", f"--timeout={deadline}", *names)
+        self("wait", f"--for={condition}", f"--timeout={DEADLINE_SECONDS}s", *names)

@@ -7,8 +7,7 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,7 @@ from tests.cluster.fixtures import skip_where_unavailable
 from tests.cluster.paths import REPOSITORY
 from tests.cluster.state import Size, State
 from tests.cluster.supervisor import sweep
+from tests.cluster.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -31,7 +31,6 @@ with cluster.running(sys.argv[1]) as running:
     print(running.state.root, flush=True)
     sys.stdin.read()
 """
-_DEADLINE_SECONDS: Final = 240
 
 
 @contextmanager
@@ -73,17 +72,10 @@ def _mounts(state: State) -> list[str]:
     return [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(state.root) in line]
 
 
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def _end(pid: int, number: signal.Signals) -> None:
     handle = os.pidfd_open(pid)
     signal.pidfd_send_signal(handle, number)
-    select.select([handle], [], [], _DEADLINE_SECONDS)
+    select.select([handle], [], [], DEADLINE_SECONDS)
     os.close(handle)
 
 
@@ -96,7 +88,7 @@ def test_nothing_is_left_of_a_cluster_whose_owner_was_killed(size: Size) -> None
         process.kill()
         process.wait()
         # The supervisor removes the folder last, and is then the only process.
-        _wait_until(lambda: not state.root.exists() and _processes(state) == [])
+        wait_until(lambda: not state.root.exists() and _processes(state) == [], what="end of the cluster")
     assert _mounts(state) == []
     assert [cgroup for cgroup in cgroups if cgroup.exists()] == []
 
@@ -106,7 +98,7 @@ def test_nothing_runs_on_when_the_supervisor_was_killed_and_the_next_start_sweep
     with _owner(size) as (_, state):
         cgroups = _cgroups(state)
         _end(int(state.supervisor.read_text()), signal.SIGKILL)
-        _wait_until(lambda: _processes(state) == [])
+        wait_until(lambda: _processes(state) == [], what="end of every process")
         assert _mounts(state) == []
         sweep()
     assert not state.root.exists()
