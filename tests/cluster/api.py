@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import ssl
@@ -15,10 +16,18 @@ REQUEST_SECONDS = 30
 class Api:
     """Talks to one API server with one bearer token."""
 
-    def __init__(self, server: str, *, authority: Path, token: str) -> None:
+    def __init__(self, server: str, *, authority: str, token: str) -> None:
         self._address = urlsplit(server).netloc
-        self._trust = ssl.create_default_context(cafile=str(authority))
+        self._trust = ssl.create_default_context(cadata=authority)
         self._headers = {"Authorization": f"Bearer {token}"}
+
+    @classmethod
+    def from_kubeconfig(cls, path: Path) -> Api:
+        """With the address and token of a kubeconfig that `write_kubeconfig` wrote."""
+        document = json.loads(path.read_text())
+        cluster = document["clusters"][0]["cluster"]
+        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+        return cls(cluster["server"], authority=authority, token=document["users"][0]["user"]["token"])
 
     def is_ready(self) -> bool:
         """Whether the server says that all of it is ready."""

@@ -31,7 +31,7 @@ def start(state: State, services: Services) -> Ready:
         port = reserved.getsockname()[1]
         server = f"https://127.0.0.1:{port}"
         write_kubeconfigs(state, tokens, server=server)
-        api = Api(server, authority=state.keys / "ca.crt", token=tokens["admin"])
+        api = Api.from_kubeconfig(state.kubeconfig("admin"))
 
         services.start("etcd", components.etcd(data))
         services.start(

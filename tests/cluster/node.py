@@ -61,7 +61,7 @@ def start(state: State, services: Services) -> Ready:
     services.wait_until(lambda: services.log("forward").read_text().endswith("\n"), what="port forwarded")
     server = f"https://{services.log('forward').read_text().strip()}"
     write_kubeconfigs(state, {"admin": tokens["admin"]}, server=server)
-    api = Api(server, authority=state.keys / "ca.crt", token=tokens["admin"])
+    api = Api.from_kubeconfig(state.kubeconfig("admin"))
     services.wait_until(lambda: _is_ready(api), what="node Ready")
     images.load(state, location(parts.BASE) / "base.tar")
     _describe(api)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from tests.cluster import cgroups, components, images, parts
+from tests.cluster.api import Api
 from tests.cluster.build import location
 from tests.cluster.errors import ClusterFailedError, CommandFailedError
 from tests.cluster.parts import run
@@ -146,15 +147,6 @@ class Init:
             raise ClusterFailedError(f"{name} ended with {os.waitstatus_to_exitcode(status)}:\n{log[-3000:]}")
 
 
-def accepts(address: tuple[str, int]) -> bool:
-    """Whether somebody listens there."""
-    try:
-        socket.create_connection(address, timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
 def start_components(init: Init, state: State, *, memory: Path) -> None:
     binaries = location(parts.CONTAINERD)
     path = os.pathsep.join([str(binaries), os.environ["PATH"], "/usr/sbin", "/sbin"])
@@ -167,9 +159,11 @@ def start_components(init: Init, state: State, *, memory: Path) -> None:
     etcd.mkdir(mode=0o700)
     init.start("etcd", components.etcd(etcd))
     init.start("apiserver", components.node_api_server(state, etcd=components.etcd_url(etcd)))
-    api = ("127.0.0.1", components.API_PORT)
-    init.wait_until(lambda: accepts(api), what="API server listens")
-    init.start("forward", components.forward(source=f"unix:{state.api_socket}", target="tcp:{}:{}".format(*api)))
+    # The controller manager gives up on an API server that is not healthy within 10 s.
+    api = Api.from_kubeconfig(state.kubeconfig("controller-manager"))
+    init.wait_until(api.is_ready, what="API server ready")
+    target = f"tcp:{components.NODE_ADDRESS}:{components.API_PORT}"
+    init.start("forward", components.forward(source=f"unix:{state.api_socket}", target=target))
     init.start("controller-manager", components.controller_manager(state))
     init.start("scheduler", components.scheduler(state))
     init.wait_until(state.containerd_socket.exists, what="containerd listens")

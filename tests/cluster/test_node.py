@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import CommandFailedError
+from tests.cluster.fixtures import skip_where_unavailable
 from tests.cluster.kubectl import Kubectl, Manifest
 from tests.cluster.waiting import wait_until
 
@@ -118,6 +119,27 @@ def test_a_stateful_set_lives_its_whole_life(node: Cluster, base_image: str) -> 
 
         kubectl("delete", "statefulset/web", "--cascade=foreground")
         assert kubectl.list("pods") == []
+
+
+def test_the_audit_log_shows_who_killed_a_pod_and_who_made_the_next(
+    node: Cluster, namespace: Kubectl, base_image: str
+) -> None:
+    with skip_where_unavailable():
+        audit = node.audit
+    namespace.apply(*_web(base_image, 1))
+    namespace.wait("jsonpath={.status.readyReplicas}=1", "statefulset/web")
+    since = audit.from_now()
+    namespace("delete", "pod", "web-0")
+
+    pods = [event for event in since.events() if event.namespace == namespace.namespace and event.resource == "pods"]
+    assert ("admin", "delete", "web-0", 200) in [(event.user, event.verb, event.name, event.code) for event in pods]
+    # Tries before the old one was gone ended with 409.
+    made = since.wait_for(
+        lambda event: (
+            (event.verb, event.resource, event.namespace, event.code) == ("create", "pods", namespace.namespace, 201)
+        )
+    )
+    assert {event.user for event in made} == {"system:kube-controller-manager"}
 
 
 def test_a_process_that_dies_is_started_anew_in_its_pod(namespace: Kubectl, base_image: str) -> None:
