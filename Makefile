@@ -68,6 +68,18 @@ test-integration: install ## Router, local node and simulated engines as process
 test-engine: install engine-environment ## Everything that runs real vLLM engines with NIXL
 	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(PYTEST) tests/engine/test_demo.py tests/contract tests/engine -m engine
 
+.PHONY: test-cluster
+test-cluster: install ## The test cluster itself: a real control plane and a real node (Linux, root, Debian's packages)
+	$(PYTEST) tests/cluster
+
+.PHONY: cluster-up
+cluster-up: install ## Start a one-node Kubernetes on this machine, and say how it is reached
+	@$(BIN)/python -m tests.cluster.people up
+
+.PHONY: cluster-down
+cluster-down: install ## End it; nothing of it is left
+	@$(BIN)/python -m tests.cluster.people down
+
 .PHONY: engine-environment
 engine-environment: $(UV) ## Install vLLM's CPU build with NIXL into the cache (about 6 GB)
 	@requirements/engine-environment.sh > /dev/null
