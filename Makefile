@@ -98,6 +98,7 @@ format: install ## Format and fix what can be fixed
 .PHONY: generate
 generate: install ## Write the generated files: the CRD and the golden manifests
 	$(BIN)/kvloop crd > crds/kvloop.io_disaggregatedinferences.yaml
+	UPDATE_GOLDEN=1 $(PYTEST) tests/unit/operator/test_golden.py
 
 .PHONY: bench-proof
 bench-proof: install ## Time the proof of reuse and the splicing of chunks: bench/results/proof.json
@@ -105,7 +106,7 @@ bench-proof: install ## Time the proof of reuse and the splicing of chunks: benc
 
 .PHONY: requirements
 requirements: $(UV) ## Pin the requirement files anew
-	cd requirements && for set in uv product development; do \
+	cd requirements && for set in uv product development cluster; do \
 	  $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-header $$set.in -o $$set.txt $$([ $$set = development ] && echo -c product.txt); done
 	cd requirements && $(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
