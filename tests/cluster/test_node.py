@@ -136,7 +136,8 @@ def test_the_audit_log_shows_who_killed_a_pod_and_who_made_the_next(
     # Tries before the old one was gone ended with 409.
     made = since.wait_for(
         lambda event: (
-            (event.verb, event.resource, event.namespace, event.code) == ("create", "pods", namespace.namespace, 201)
+            (event.verb, event.resource, event.subresource, event.namespace, event.code)
+            == ("create", "pods", "", namespace.namespace, 201)
         )
     )
     assert {event.user for event in made} == {"system:kube-controller-manager"}
