@@ -68,12 +68,16 @@ test-integration: install ## Router, local node and simulated engines as process
 test-engine: install engine-environment ## Everything that runs real vLLM engines with NIXL
 	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(PYTEST) tests/engine/test_demo.py tests/contract tests/engine -m engine
 
+.PHONY: cluster-parts
+cluster-parts: install ## Build the test cluster's parts into the cache
+	@$(BIN)/python -m tests.cluster.build node
+
 .PHONY: test-cluster
-test-cluster: install ## The test cluster itself: a real control plane and a real node (Linux, root, Debian's packages)
+test-cluster: install cluster-parts ## The test cluster itself: a real control plane and a real node (Linux, root, Debian's packages)
 	$(PYTEST) tests/cluster
 
 .PHONY: cluster-up
-cluster-up: install ## Start a one-node Kubernetes on this machine, and say how it is reached
+cluster-up: install cluster-parts ## Start a one-node Kubernetes on this machine, and say how it is reached
 	@$(BIN)/python -m tests.cluster.people up
 
 .PHONY: cluster-down
@@ -106,9 +110,14 @@ bench-proof: install ## Time the proof of reuse and the splicing of chunks: benc
 
 .PHONY: requirements
 requirements: $(UV) ## Pin the requirement files anew
-	cd requirements && for set in uv product development cluster; do \
+	cd requirements && for set in uv product development; do \
 	  $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-header $$set.in -o $$set.txt $$([ $$set = development ] && echo -c product.txt); done
+	cd requirements && $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --no-deps cluster.in -o cluster.txt
+	cd requirements && for extra in router operator sim; do \
+	  $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	    --no-annotate --extra $$extra -c product.txt ../pyproject.toml -o $$extra.txt; done
 	cd requirements && $(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --generate-hashes --no-emit-index-url --no-header --override engine-overrides.txt engine.in -o engine.txt
 
