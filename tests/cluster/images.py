@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
@@ -38,24 +39,37 @@ def load(state: State, archive: Path) -> None:
 def built(components: Sequence[str] = COMPONENTS) -> Iterator[list[Path]]:
     """Build the Dockerfiles of `components` from this checkout; gives an OCI archive for each.
 
-    Layers are kept in the cache: only what changed is built anew.
+    Layers are kept in the cache: only what changed is built anew, and what no image needs any more is removed.
     """
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder) / "context"
         _write_context(context, components)
-        _buildah("pull", "--quiet", f"oci-archive:{location(parts.BASE) / 'base.tar'}")
-        archives = []
-        for component in components:
-            archive = Path(folder) / f"{component}.tar"
-            volumes = [f"--volume={path}:{path}:ro" for path in _FROM_MACHINE if Path(path).exists()]
-            dockerfile = paths.REPOSITORY / component / "Dockerfile"
-            _buildah(
-                *("build", "--layers", "--quiet", f"--build-arg=BASE={BASE_IMAGE}", *volumes),
-                *(f"--file={dockerfile}", f"--tag={name(component)}", str(context)),
-            )
-            _buildah("push", "--quiet", name(component), f"oci-archive:{archive}:{name(component)}")
-            archives.append(archive)
+        archives = [Path(folder) / f"{component}.tar" for component in components]
+        with _storage_locked():
+            _buildah("pull", "--quiet", f"oci-archive:{location(parts.BASE) / 'base.tar'}")
+            for component, archive in zip(components, archives, strict=True):
+                _build(component, context)
+                _buildah("push", "--quiet", name(component), f"oci-archive:{archive}:{name(component)}")
+            _buildah("rmi", "--prune")
         yield archives
+
+
+def _build(component: str, context: Path) -> None:
+    volumes = [f"--volume={path}:{path}:ro" for path in _FROM_MACHINE if Path(path).exists()]
+    dockerfile = paths.REPOSITORY / component / "Dockerfile"
+    command = ["build", "--layers", "--quiet", f"--build-arg=BASE={BASE_IMAGE}", *volumes, f"--file={dockerfile}"]
+    # Under a name of its own, the stage that installs the requirements outlives the pruning.
+    _buildah(*command, "--target=build", f"--tag=localhost/kvloop-{component}-build:{TAG}", str(context))
+    _buildah(*command, f"--tag={name(component)}", str(context))
+
+
+@contextmanager
+def _storage_locked() -> Iterator[None]:
+    """Keep other runs off the layers: pruning would take those of a build that has not ended."""
+    paths.cache().mkdir(parents=True, exist_ok=True)
+    with (paths.cache() / "buildah.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _write_context(context: Path, components: Sequence[str]) -> None:
