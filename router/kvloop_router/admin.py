@@ -53,7 +53,7 @@ class AdminApi:
     async def _engines(self, request: web.Request) -> web.StreamResponse:
         retained = self.store.retained()
         now = self.clock()
-        engines = [_engine(engine, retained.get(engine.spec.pod_uid, (0, now)), now) for engine in self.engines]
+        engines = [_engine(engine, retained.get(engine.spec.process, (0, now)), now) for engine in self.engines]
         return _json({"engines": engines, "draining": self.state.draining, "runningTurns": self.state.turns})
 
     async def _pairs(self, request: web.Request) -> web.StreamResponse:
@@ -77,10 +77,12 @@ def _engine(engine: Engine, retained: tuple[int, float], now: float) -> dict[str
         "kvRevision": spec.kv_revision,
         "zone": spec.zone,
         "healthy": engine.healthy,
+        "ready": spec.ready,
+        "draining": spec.draining,
         "version": engine.version,
         "blockSize": engine.block_size,
         "maxModelLen": engine.max_model_len,
-        "runningTurns": engine.load,
+        "runningTurns": engine.turns,
         "liveHandles": handles,
         "lastDeadlineSeconds": round(max(0.0, last - now), 3),
     }
@@ -96,6 +98,8 @@ def _pair(report: PairReport) -> dict[str, Any]:
         "verdict": report.verdict.value,
         "toDecodeBytes": report.to_decode_bytes,
         "toPrefillBytes": report.to_prefill_bytes,
+        "toDecodeSeconds": report.to_decode_seconds,
+        "toPrefillSeconds": report.to_prefill_seconds,
         "streams": report.streams,
         "attempts": report.attempts,
         "detail": report.detail,

@@ -36,10 +36,22 @@ _COUNTERS_SECONDS = 10.0
 _DETAIL_BYTES = 500
 _ANSWER_TOKENS = 2
 _NEW_TOKENS = 4
+_ONE_WAY = "only prefill to decode was tried, since bidirectionalKvXfer is off"
 
 
 class CanaryFailed(Exception):
     """What went wrong, for the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """KV that an engine has read, as it counts: bytes, and the seconds that the transfers took."""
+
+    size: float
+    seconds: float
+
+
+_NOTHING = Moved(0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -49,8 +61,8 @@ class _Play:
     prefill: Engine
     decode: Engine
     key: DigestKey
-    to_decode: int = 0
-    to_prefill: int = 0
+    to_decode: Moved = _NOTHING
+    to_prefill: Moved = _NOTHING
     streams: bool | None = None
 
 
@@ -78,7 +90,10 @@ class Canary:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            for report in self._pairs.reports():
+            reports = self._pairs.reports()
+            known = set(map(_key, reports))
+            self._not_before = {key: due for key, due in self._not_before.items() if key in known}
+            for report in reports:
                 await self._consider(report)
             await asyncio.sleep(_EVERY_SECONDS)
 
@@ -89,7 +104,7 @@ class Canary:
         if prefill is None or decode is None:
             return report
         play = _Play(prefill, decode, DigestKey(self._random.randbytes(32), b"canary"))
-        verdict, detail = Verdict.VERIFIED, ""
+        verdict, detail = Verdict.VERIFIED, "" if self._config.kv_transfer.bidirectional_kv_xfer else _ONE_WAY
         try:
             async with asyncio.timeout(2 * self._config.timeouts.prefill_seconds):
                 await self._two_turns(play)
@@ -103,20 +118,24 @@ class Canary:
             prefill=report.prefill,
             decode=report.decode,
             verdict=verdict,
-            to_decode_bytes=play.to_decode,
-            to_prefill_bytes=play.to_prefill,
+            to_decode_bytes=int(play.to_decode.size),
+            to_prefill_bytes=int(play.to_prefill.size),
+            to_decode_seconds=play.to_decode.seconds,
+            to_prefill_seconds=play.to_prefill.seconds,
             streams=play.streams,
             detail=detail,
         )
 
     async def _consider(self, report: PairReport) -> None:
-        key = (report.prefill.pod_uid, report.decode.pod_uid)
+        key = _key(report)
         due = self._not_before.get(key, 0.0) <= self._clock()
-        healthy = self._healthy(report.prefill.name) and self._healthy(report.decode.name)
-        if report.verdict is Verdict.VERIFIED or not due or not healthy:
+        serving = self._serving(report.prefill.name) and self._serving(report.decode.name)
+        if report.verdict is Verdict.VERIFIED or not due or not serving:
             return
         played = await self.play(report)
-        self._pairs.record(played)
+        if played.verdict is Verdict.VERIFIED or not self._drains(report):
+            # A failure of an engine that is being ended says nothing about the transfer.
+            self._pairs.record(played)
         wait = min(_LAST_RETRY_SECONDS, _FIRST_RETRY_SECONDS * 2.0**report.attempts)
         self._not_before[key] = self._clock() + wait
         _log.info(
@@ -129,9 +148,13 @@ class Canary:
             },
         )
 
-    def _healthy(self, name: str) -> bool:
+    def _serving(self, name: str) -> bool:
         engine = self._engines.get(name)
-        return engine is not None and engine.healthy
+        return engine is not None and engine.serving
+
+    def _drains(self, report: PairReport) -> bool:
+        engines = (self._engines.get(report.prefill.name), self._engines.get(report.decode.name))
+        return any(engine is not None and engine.spec.draining for engine in engines)
 
     async def _two_turns(self, play: _Play) -> None:
         block_size = play.decode.block_size
@@ -143,7 +166,7 @@ class Canary:
         if longest is not None and len(prompt) + 2 * _ANSWER_TOKENS + _NEW_TOKENS > longest:
             raise CanaryFailed(f"the model takes {longest} tokens, too few for a pull of {threshold}")
 
-        pulled = await self._bytes(play.decode)
+        pulled = await self._counted(play.decode)
         first = await self._turn(play, prompt, handle=None, stream=False)
         play.to_decode = await self._grown(play.decode, pulled, "prefill to decode")
         if not self._config.kv_transfer.bidirectional_kv_xfer:
@@ -154,7 +177,7 @@ class Canary:
         handle = KVHandle.parse(first.handle)
         held = [*prompt, *first.token_ids]
         following = [*held, *await self._tokens(play, _NEW_TOKENS)]
-        pulled = await self._bytes(play.prefill)
+        pulled = await self._counted(play.prefill)
         second = await self._turn(
             play,
             following,
@@ -200,24 +223,26 @@ class Canary:
         async with self._engines.stream(play.decode.spec.name, request.api, orjson.dumps(leg), sent) as upstream:
             return await _listen(upstream, self._clock)
 
-    async def _bytes(self, engine: Engine) -> float:
-        return (
-            exposition.total(await self._engines.text(engine.spec.name, "/metrics"), exposition.BYTES_TRANSFERRED) or 0
+    async def _counted(self, engine: Engine) -> Moved:
+        text = await self._engines.text(engine.spec.name, "/metrics")
+        return Moved(
+            exposition.total(text, exposition.BYTES_TRANSFERRED) or 0.0,
+            exposition.total(text, exposition.TRANSFER_SECONDS) or 0.0,
         )
 
-    async def _grown(self, engine: Engine, before: float, direction: str) -> int:
-        """Bytes that the engine has read since; engines count with a delay. Raises CanaryFailed where it is none."""
+    async def _grown(self, engine: Engine, before: Moved, direction: str) -> Moved:
+        """What the engine has read since; engines count with a delay. Raises CanaryFailed where it is nothing."""
         until = self._clock() + _COUNTERS_SECONDS
-        while (now := await self._bytes(engine)) <= before:
+        while (now := await self._counted(engine)).size <= before.size:
             if self._clock() >= until:
                 raise CanaryFailed(f"no KV moved from {direction}")
             await asyncio.sleep(_EVERY_SECONDS / 10)
-        return int(now - before)
+        return Moved(now.size - before.size, now.seconds - before.seconds)
 
     def _release(self, play: _Play, handle: KVHandle) -> None:
         self._releases.add_handle(
             handle,
-            pod_uid=play.decode.spec.pod_uid,
+            process=play.decode.spec.process,
             decode=play.decode.spec.name,
             kv_revision=play.decode.spec.kv_revision,
             deadline=self._clock() + self._config.handle_ttl_seconds,
@@ -231,6 +256,10 @@ class Canary:
             play.decode.spec.name, "/tokenize", body, headers.upstream({}, "canary"), seconds=_COUNTERS_SECONDS
         )
         return list(_object(answer.body).get("tokens") or ())[:count]
+
+
+def _key(report: PairReport) -> tuple[str, str]:
+    return report.prefill.process, report.decode.process
 
 
 class _Nobody:

@@ -6,25 +6,15 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvloop_connector.settings import Role
+from kvloop_router.engine_spec import EngineSpec
 
 _log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class EngineSpec:
-    """An engine as discovery names it. ``pod_uid`` changes whenever its process does."""
-
-    name: str
-    role: Role
-    url: str
-    pod_uid: str
-    kv_revision: str
-    zone: str = ""
+_KINDS = {str: "string", bool: "boolean"}
 
 
 class InvalidEngines(ValueError):
@@ -88,6 +78,9 @@ def _spec(index: int, entry: Any) -> EngineSpec:
     for field in ("name", "role", "url", "podUID", "kvRevision"):
         if not isinstance(entry.get(field), str) or not entry[field]:
             raise InvalidEngines(f"entry {index}: {field}: missing or not a string")
+    for field, kind in (("process", str), ("draining", bool)):
+        if not isinstance(entry.get(field, kind()), kind):
+            raise InvalidEngines(f"entry {index}: {field}: not a {_KINDS[kind]}")
     try:
         role = Role(entry["role"])
     except ValueError:
@@ -97,6 +90,9 @@ def _spec(index: int, entry: Any) -> EngineSpec:
         role=role,
         url=entry["url"].rstrip("/"),
         pod_uid=entry["podUID"],
+        # Whoever writes the file without it gives each process a podUID of its own.
+        process=entry.get("process") or entry["podUID"],
         kv_revision=entry["kvRevision"],
         zone=str(entry.get("zone") or ""),
+        draining=entry.get("draining", False),
     )

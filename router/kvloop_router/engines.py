@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 from kvloop_connector.settings import Role
 from kvloop_router import exposition
-from kvloop_router.discovery import EngineSpec
+from kvloop_router.engine_spec import EngineSpec
 from kvloop_router.errors import EngineError, EngineFailed, EngineRejected, EngineUnreachable, StreamBroken
 from kvloop_router.policy import Candidate
 
@@ -37,20 +37,32 @@ _WRITE_BYTES = 262_144
 class Engine:
     """What is known of one engine process.
 
-    load: requests of this router there now. process: the engine id in its last handle, without the rank.
+    load: requests of this router there now. expected: turns of this router whose decode leg will be sent there.
+    engine_id: as in its last handle, without the rank.
     version, block_size, kv_blocks, max_model_len, models: None or empty until the engine has told.
     """
 
     spec: EngineSpec
     healthy: bool = False
     load: int = 0
+    expected: int = 0
     failed_probes: int = 0
-    process: str | None = None
+    engine_id: str | None = None
     version: str | None = None
     block_size: int | None = None
     kv_blocks: int | None = None
     max_model_len: int | None = None
     models: tuple[str, ...] = ()
+
+    @property
+    def turns(self) -> int:
+        """What of this router's runs there or is on its way."""
+        return self.load + self.expected
+
+    @property
+    def serving(self) -> bool:
+        """Whether it gets new turns."""
+        return self.healthy and self.spec.ready and not self.spec.draining
 
     def candidate(self) -> Candidate:
         """This engine as the policy sees it."""
@@ -58,10 +70,11 @@ class Engine:
         return Candidate(
             name=spec.name,
             role=spec.role,
-            pod_uid=spec.pod_uid,
+            process=spec.process,
             kv_revision=spec.kv_revision,
-            load=self.load,
-            serving=self.healthy,
+            load=self.turns,
+            serving=self.serving,
+            healthy=self.healthy,
         )
 
 
@@ -118,24 +131,41 @@ class Engines:
         """All engines as the policy sees them."""
         return tuple(engine.candidate() for engine in self._engines.values())
 
-    def present(self, pod_uid: str) -> bool:
-        """Whether the process behind ``pod_uid`` is still there and healthy."""
-        return any(engine.spec.pod_uid == pod_uid and engine.healthy for engine in self._engines.values())
+    def present(self, process: str) -> bool:
+        """Whether the engine process is still there and healthy, so that what it retains can be pulled or released."""
+        return any(engine.spec.process == process and engine.healthy for engine in self._engines.values())
 
     def models(self) -> frozenset[str]:
         """Every model name that an engine says it serves."""
         return frozenset(model for engine in self._engines.values() for model in engine.models)
 
     def update(self, specs: tuple[EngineSpec, ...]) -> tuple[str, ...]:
-        """Take over what discovery says; gives the pod UIDs that are gone."""
-        before = {engine.spec.pod_uid for engine in self._engines.values()}
+        """Take over what discovery says; gives the processes that are gone."""
+        before = {engine.spec.process for engine in self._engines.values()}
         kept: dict[str, Engine] = {}
         for spec in specs:
             known = self._engines.get(spec.name)
-            kept[spec.name] = known if known is not None and known.spec == spec else Engine(spec)
+            if known is not None and known.spec.is_same(spec):
+                known.spec = spec
+                kept[spec.name] = known
+            else:
+                kept[spec.name] = Engine(spec)
         self._engines = kept
         self._changed.set()
-        return tuple(before - {spec.pod_uid for spec in specs})
+        return tuple(before - {spec.process for spec in specs})
+
+    @contextmanager
+    def expecting(self, name: str) -> Iterator[None]:
+        """Count a turn whose leg there is still to come, so that nobody takes the engine for idle."""
+        engine = self._engines.get(name)
+        if engine is None:
+            yield
+            return
+        engine.expected += 1
+        try:
+            yield
+        finally:
+            engine.expected -= 1
 
     async def complete(
         self, name: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str], *, seconds: float | None = None
@@ -195,7 +225,7 @@ class Engines:
         engine.failed_probes = 0
         if not engine.healthy:
             engine.healthy = True
-            _log.info("engine is healthy", extra={"engine": engine.spec.name, "pod_uid": engine.spec.pod_uid})
+            _log.info("engine is healthy", extra={"engine": engine.spec.name, "process": engine.spec.process})
 
     async def _learn(self, engine: Engine) -> None:
         metrics = (await self._get(engine, "/metrics")).decode("utf-8", "replace")

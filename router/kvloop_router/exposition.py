@@ -8,6 +8,8 @@ _BLOCK_SIZE = re.compile(r'^vllm:cache_config_info\{(?:[^}]*,)?block_size="(\d+)
 _BLOCKS = re.compile(r'^vllm:cache_config_info\{(?:[^}]*,)?num_gpu_blocks="(\d+)"', re.MULTILINE)
 BYTES_TRANSFERRED = "vllm:nixl_bytes_transferred_sum"
 """Counted by the engine that reads: decode to prefill on prefill, prefill to decode on decode."""
+TRANSFER_SECONDS = "vllm:nixl_xfer_time_seconds_sum"
+"""Counted where the bytes are."""
 
 
 def block_size(text: str) -> int | None:

@@ -82,12 +82,18 @@ class _Live(Collector):
             _PREFIX + "engine_load", "Requests of this router there now.", labels=["engine", "role"]
         )
         healthy = GaugeMetricFamily(
-            _PREFIX + "engine_healthy", "1: gets turns; 0: does not.", labels=["engine", "role", "kv_revision"]
+            _PREFIX + "engine_healthy", "1: answers its health checks.", labels=["engine", "role", "kv_revision"]
+        )
+        serving = GaugeMetricFamily(
+            _PREFIX + "engine_serving",
+            "1: gets new turns; 0: is unhealthy, not ready or draining.",
+            labels=["engine", "role", "kv_revision"],
         )
         for engine in self._engines():
             spec = engine.spec
             load.add_metric([spec.name, spec.role], engine.load)
             healthy.add_metric([spec.name, spec.role, spec.kv_revision], float(engine.healthy))
+            serving.add_metric([spec.name, spec.role, spec.kv_revision], float(engine.serving))
         verified = GaugeMetricFamily(
             _PREFIX + "pair_verified",
             "Whether KV was seen to move both ways: 1 yes, 0 not known, -1 no.",
@@ -97,4 +103,4 @@ class _Live(Collector):
             verified.add_metric([report.prefill.name, report.decode.name], _VERDICTS[report.verdict])
         live = GaugeMetricFamily(_PREFIX + "live_handles", "Handles that are kept.", value=self._handles())
         running = GaugeMetricFamily(_PREFIX + "running_turns", "Turns that are running.", value=self._turns())
-        yield from (load, healthy, verified, live, running)
+        yield from (load, healthy, serving, verified, live, running)

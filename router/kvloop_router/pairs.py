@@ -11,7 +11,7 @@ from hashlib import blake2b
 import orjson
 
 from kvloop_connector.settings import Role
-from kvloop_router.discovery import EngineSpec
+from kvloop_router.engine_spec import EngineSpec
 
 _SHAPES = 4096
 
@@ -28,8 +28,10 @@ class Verdict(StrEnum):
 class PairReport:
     """The last canary of a pair.
 
-    to_decode_bytes, to_prefill_bytes: what the engines counted. streams: whether a streamed answer carried the
-    handle; None where it was not tried. attempts: canaries played. detail: what was wrong; empty where nothing was.
+    to_decode_bytes, to_prefill_bytes, to_decode_seconds, to_prefill_seconds: what the engines counted, and how long
+    they say that the transfers took; 0 where it was not tried or they do not say.
+    streams: whether a streamed answer carried the handle; None where it was not tried. attempts: canaries played.
+    detail: what was wrong, or not tried; empty where nothing was.
     """
 
     prefill: EngineSpec
@@ -37,9 +39,15 @@ class PairReport:
     verdict: Verdict = Verdict.UNKNOWN
     to_decode_bytes: int = 0
     to_prefill_bytes: int = 0
+    to_decode_seconds: float = 0.0
+    to_prefill_seconds: float = 0.0
     streams: bool | None = None
     attempts: int = 0
     detail: str = ""
+
+    def is_of(self, prefill: EngineSpec, decode: EngineSpec) -> bool:
+        """Whether it is about these very processes."""
+        return self.prefill.is_same(prefill) and self.decode.is_same(decode)
 
 
 class Pairs:
@@ -60,8 +68,10 @@ class Pairs:
                     continue
                 key = (prefill.name, decode.name)
                 known = self._reports.get(key)
-                same = known is not None and (known.prefill, known.decode) == (prefill, decode)
-                reports[key] = known if known is not None and same else PairReport(prefill, decode)
+                if known is not None and known.is_of(prefill, decode):
+                    reports[key] = replace(known, prefill=prefill, decode=decode)
+                else:
+                    reports[key] = PairReport(prefill, decode)
         self._reports = reports
 
     def reports(self) -> tuple[PairReport, ...]:
@@ -72,8 +82,10 @@ class Pairs:
         """Take over a canary's report, unless one of its engines has changed since."""
         key = (report.prefill.name, report.decode.name)
         known = self._reports.get(key)
-        if known is not None and (known.prefill, known.decode) == (report.prefill, report.decode):
-            self._reports[key] = replace(report, attempts=known.attempts + 1)
+        if known is not None and known.is_of(report.prefill, report.decode):
+            self._reports[key] = replace(
+                report, prefill=known.prefill, decode=known.decode, attempts=known.attempts + 1
+            )
 
     def usable(self, prefill: str, decode: str) -> bool:
         """Whether a handle may go between these two: all but those that are known to fail."""

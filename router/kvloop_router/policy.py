@@ -7,7 +7,7 @@ revision; a handle's turn stays at the decode engine that issued it where that s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from kvloop_connector.settings import Role
@@ -18,23 +18,26 @@ from kvloop_router.errors import Unavailable
 class Candidate:
     """An engine as the policy sees it.
 
-    load: requests of this router there now. serving: it is healthy and may get new turns.
+    process: as in EngineSpec. load: turns of this router there now, or on their way.
+    serving: it gets new turns. healthy: it answers, though it may be draining.
     """
 
     name: str
     role: Role
-    pod_uid: str
+    process: str
     kv_revision: str
     load: int
     serving: bool
+    healthy: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The engines of one turn, by name."""
+    """The engines of one turn, by name, and the KV revision of both."""
 
     prefill: str
     decode: str
+    kv_revision: str
 
 
 def choose_pair(
@@ -49,22 +52,62 @@ def choose_pair(
 ) -> Pair:
     """A prefill and a decode engine of the same KV revision. Raises Unavailable.
 
-    issuer: pod UID of the decode engine that holds the conversation; preferred for the decode leg, never for prefill.
+    issuer: process of the decode engine that holds the conversation; preferred for the decode leg, never for prefill.
     revision: only engines of it. avoid_*: names to pass over as long as there is another engine.
     usable: whether a pair of names may be used; pairs that may not are passed over as long as there is another.
     """
     served = [revision] if revision is not None else _revisions(engines, random)
     for candidate in served:
         # Whoever issued a handle ends by an assertion if it is asked to pull it.
-        prefills = [engine for engine in _serving(engines, Role.PREFILL, candidate) if engine.pod_uid != issuer]
+        prefills = [engine for engine in _serving(engines, Role.PREFILL, candidate) if engine.process != issuer]
         decodes = _serving(engines, Role.DECODE, candidate)
         if not prefills or not decodes:
             continue
-        home = [engine for engine in decodes if engine.pod_uid == issuer and engine.name not in avoid_decode]
+        home = [engine for engine in decodes if engine.process == issuer and engine.name not in avoid_decode]
         decode = home[0] if home else _two(_spare(decodes, avoid_decode), random)
         paired = [engine for engine in prefills if usable(engine.name, decode.name)] or prefills
-        return Pair(prefill=_two(_spare(paired, avoid_prefill), random).name, decode=decode.name)
+        return Pair(_two(_spare(paired, avoid_prefill), random).name, decode.name, candidate)
     raise Unavailable(*why_unavailable(engines))
+
+
+def still_serving(
+    pair: Pair,
+    engines: Collection[Candidate],
+    random: Random,
+    *,
+    avoid: Collection[str] = (),
+    usable: Callable[[str, str], bool] = lambda prefill, decode: True,
+) -> Pair:
+    """The pair for a decode leg whose prefill leg has ended, which can take minutes.
+
+    What prefill holds may go to any decode engine of its revision: another one, where the chosen one has stopped taking
+    turns; the chosen one, where there is none. avoid, usable: as for choose_pair.
+    """
+    decodes = _serving(engines, Role.DECODE, pair.kv_revision)
+    if any(engine.name == pair.decode for engine in decodes):
+        return pair
+    others = [engine for engine in decodes if engine.name not in avoid and usable(pair.prefill, engine.name)]
+    return replace(pair, decode=_two(others, random).name) if others else pair
+
+
+def choose_releaser(
+    engines: Collection[Candidate], random: Random, revision: str, *, usable: Callable[[str], bool]
+) -> str:
+    """The name of a prefill engine that can release a handle of ``revision``. Raises Unavailable.
+
+    usable: whether an engine of that name is thought to reach the handle's issuer; others are passed over as long as
+    there is one. One that drains is asked where there is no other: a release is no turn, and it is what the issuer's
+    own draining waits for.
+    """
+    able = [
+        engine
+        for engine in engines
+        if engine.role is Role.PREFILL and engine.healthy and engine.kv_revision == revision
+    ]
+    if not able:
+        raise Unavailable("no_prefill", "No prefill engine of the revision that holds the blocks is healthy.")
+    able = [engine for engine in able if usable(engine.name)] or able
+    return _two([engine for engine in able if engine.serving] or able, random).name
 
 
 def choose_one(engines: Collection[Candidate], random: Random, role: Role, avoid: Collection[str] = ()) -> str:
@@ -87,7 +130,7 @@ def why_unavailable(engines: Collection[Candidate]) -> tuple[str, str]:
         if not of_role:
             return f"no_{role}", f"There is no {role} engine."
         if not any(engine.serving for engine in of_role):
-            return f"{role}_unhealthy", f"No {role} engine is healthy."
+            return f"{role}_unhealthy", f"No {role} engine takes turns: each is unhealthy, not ready or draining."
     return "no_common_revision", "No prefill and decode engine have the same KV revision."
 
 

@@ -23,11 +23,12 @@ _WAIT_SECONDS = 1.0
 class Pending:
     """A handle to be released.
 
-    handle: as its issuer gave it. deadline: on the router's clock; past it there is nothing left to release.
+    handle: as its issuer gave it. decode, process: the issuer.
+    deadline: on the router's clock; past it there is nothing left to release.
     """
 
     handle: KVHandle
-    pod_uid: str
+    process: str
     decode: str
     kv_revision: str
     deadline: float
@@ -54,11 +55,11 @@ class Releases:
 
     def add(self, kept: Kept) -> None:
         """Have a kept handle released."""
-        self._push(kept.handle, kept.pod_uid, kept.decode, kept.kv_revision, kept.deadline)
+        self._push(kept.handle, kept.process, kept.decode, kept.kv_revision, kept.deadline)
 
-    def add_handle(self, handle: KVHandle, *, pod_uid: str, decode: str, kv_revision: str, deadline: float) -> None:
+    def add_handle(self, handle: KVHandle, *, process: str, decode: str, kv_revision: str, deadline: float) -> None:
         """Have a handle released that was never kept."""
-        self._push(handle, pod_uid, decode, kv_revision, deadline)
+        self._push(handle, process, decode, kv_revision, deadline)
 
     def rider(self, kv_revision: str, reachable: Callable[[Pending], bool]) -> Pending | None:
         """A handle for a cold prefill leg of that revision to carry; it is the caller's from now on.
@@ -82,14 +83,14 @@ class Releases:
             self._done("lost")
             return
         again = Pending(
-            item.handle, item.pod_uid, item.decode, item.kv_revision, item.deadline, self._clock(), item.attempts + 1
+            item.handle, item.process, item.decode, item.kv_revision, item.deadline, self._clock(), item.attempts + 1
         )
         self._pending.append(again)
         self._added.set()
 
-    def orphan(self, pod_uid: str) -> None:
+    def orphan(self, process: str) -> None:
         """The process is gone, and with it what it retained."""
-        self._pending = [item for item in self._pending if item.pod_uid != pod_uid]
+        self._pending = [item for item in self._pending if item.process != process]
 
     def next_due(self) -> Pending | None:
         """A handle that has waited long enough; it is the caller's from now on."""
@@ -116,11 +117,11 @@ class Releases:
         if wait > 0:
             await asyncio.sleep(wait)
 
-    def _push(self, handle: KVHandle, pod_uid: str, decode: str, kv_revision: str, deadline: float) -> None:
+    def _push(self, handle: KVHandle, process: str, decode: str, kv_revision: str, deadline: float) -> None:
         now = self._clock()
         if deadline <= now:
             return
-        self._pending.append(Pending(handle, pod_uid, decode, kv_revision, deadline, now + _WAIT_SECONDS))
+        self._pending.append(Pending(handle, process, decode, kv_revision, deadline, now + _WAIT_SECONDS))
         self._added.set()
 
     def _forget_expired(self) -> None:

@@ -175,7 +175,7 @@ class Reuse:
             kept = Kept(
                 tenant_scope=scope.ident,
                 decode=decode.spec.name,
-                pod_uid=decode.spec.pod_uid,
+                process=decode.spec.process,
                 kv_revision=decode.spec.kv_revision,
                 params=params,
                 blocks=blocks,
@@ -190,7 +190,7 @@ class Reuse:
             return ""
         self._releases.add_handle(
             handle,
-            pod_uid=decode.spec.pod_uid,
+            process=decode.spec.process,
             decode=decode.spec.name,
             kv_revision=decode.spec.kv_revision,
             deadline=deadline,
@@ -199,11 +199,11 @@ class Reuse:
 
     async def _notice_restart(self, decode: Engine, handle: KVHandle) -> None:
         """An engine id that changed is a new process, whose memory holds nothing of the old one's."""
-        process = _RANK.sub("", handle.engine_id)
-        if decode.process not in (None, process):
-            self._releases.orphan(decode.spec.pod_uid)
-            await self._store.orphan(decode.spec.pod_uid)
-        decode.process = process
+        engine_id = _RANK.sub("", handle.engine_id)
+        if decode.engine_id not in (None, engine_id):
+            self._releases.orphan(decode.spec.process)
+            await self._store.orphan(decode.spec.process)
+        decode.engine_id = engine_id
 
     def _not_worth_keeping(
         self, request: Request, decode: Engine, handle: KVHandle, prompt: Sequence[int] | None

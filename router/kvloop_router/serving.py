@@ -19,13 +19,14 @@ from kvloop_router.api import PublicApi
 from kvloop_router.background import Background
 from kvloop_router.canary import Canary
 from kvloop_router.config import Config, read_api_keys, read_digest_key, read_token
-from kvloop_router.discovery import EngineSpec, watch
+from kvloop_router.discovery import watch
+from kvloop_router.engine_spec import EngineSpec
 from kvloop_router.engines import Engines, open_session
 from kvloop_router.errors import EngineError, EngineUnreachable, Unavailable
 from kvloop_router.headers import upstream
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs, Templates
-from kvloop_router.policy import choose_pair
+from kvloop_router.policy import choose_releaser
 from kvloop_router.release import Pending, Releases
 from kvloop_router.request import Api
 from kvloop_router.state import State
@@ -134,9 +135,9 @@ async def serving(
         admin = AdminApi(token=token, engines=engines, pairs=pairs, store=store, state=state, log=log, clock=clock)
 
         async def discovered(specs: tuple[EngineSpec, ...]) -> None:
-            for pod_uid in engines.update(specs):
-                releases.orphan(pod_uid)
-                await store.orphan(pod_uid)
+            for process in engines.update(specs):
+                releases.orphan(process)
+                await store.orphan(process)
             pairs.update(specs)
 
         background.serve(watch(Path(config.discovery.file), discovered, interval=_DISCOVERY_SECONDS), "discovery")
@@ -188,16 +189,13 @@ async def _fill(
     item: Pending, releases: Releases, engines: Engines, pairs: Pairs, config: Config, random: Random
 ) -> None:
     try:
-        if not engines.present(item.pod_uid):
+        if not engines.present(item.process):
             raise EngineUnreachable(item.decode, "no longer there")
-        pair = choose_pair(
-            engines.snapshot(),
-            random,
-            revision=item.kv_revision,
-            usable=lambda prefill, decode: pairs.usable(prefill, item.decode),
+        prefill = choose_releaser(
+            engines.snapshot(), random, item.kv_revision, usable=lambda prefill: pairs.usable(prefill, item.decode)
         )
         await engines.complete(
-            pair.prefill,
+            prefill,
             Api.COMPLETIONS,
             legs.filler(config.model.served_name, item.handle),
             upstream({}, f"release-{item.handle.request_id}"),

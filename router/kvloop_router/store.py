@@ -48,7 +48,7 @@ class Kept:
     """A handle, and all that it is bound to.
 
     tenant_scope: digest of tenant, model and salt; nothing is found across scopes.
-    decode, pod_uid, kv_revision: the engine that issued it.
+    decode, process, kv_revision: the engine that issued it; ``process`` as in EngineSpec.
     params, blocks: the engine's object without its block ids, and these as ranges, one tuple a KV group.
     conversation: the id that the client gave, or None.
     deadline: on the router's clock, seconds.
@@ -56,7 +56,7 @@ class Kept:
 
     tenant_scope: bytes
     decode: str
-    pod_uid: str
+    process: str
     kv_revision: str
     params: Mapping[str, Any]
     blocks: tuple[tuple[tuple[int, int], ...], ...]
@@ -151,8 +151,8 @@ class HandleStore(Protocol):
         """Forget a conversation; gives its handles, for the caller to release."""
         ...
 
-    async def orphan(self, pod_uid: str) -> int:
-        """The process behind ``pod_uid`` is gone: drop its handles; gives how many."""
+    async def orphan(self, process: str) -> int:
+        """The engine process is gone: drop its handles; gives how many."""
         ...
 
     async def empty(self) -> tuple[Kept, ...]:
@@ -184,13 +184,13 @@ class MemoryStore:
         return len(self._entries)
 
     def retained(self) -> dict[str, tuple[int, float]]:
-        """For each pod UID, how many handles are live and when the last one ends."""
+        """For each engine process, how many handles are live and when the last one ends."""
         self._expire()
-        by_pod: dict[str, tuple[int, float]] = {}
+        by_process: dict[str, tuple[int, float]] = {}
         for entry in self._entries.values():
-            count, last = by_pod.get(entry.kept.pod_uid, (0, 0.0))
-            by_pod[entry.kept.pod_uid] = (count + 1, max(last, entry.kept.deadline))
-        return by_pod
+            count, last = by_process.get(entry.kept.process, (0, 0.0))
+            by_process[entry.kept.process] = (count + 1, max(last, entry.kept.deadline))
+        return by_process
 
     async def find(self, query: Query) -> Found:
         self._expire()
@@ -230,11 +230,11 @@ class MemoryStore:
         self._expire()
         superseded = await self.end(kept.tenant_scope, kept.conversation) if kept.conversation else ()
         if max_blocks is not None:
-            superseded += self._shrink(kept.pod_uid, max_blocks - kept.retained_blocks)
+            superseded += self._shrink(kept.process, max_blocks - kept.retained_blocks)
         if len(self._entries) >= self._max:
             superseded += self._oldest(self._entries, 1)
         self._entries[kept.ident] = _Entry(kept, Lease(kept.deadline))
-        self._blocks[kept.pod_uid] = self._blocks.get(kept.pod_uid, 0) + kept.retained_blocks
+        self._blocks[kept.process] = self._blocks.get(kept.process, 0) + kept.retained_blocks
         for key in _keys(kept):
             self._index.setdefault(key, {})[kept.ident] = None
             self._absences.pop(key, None)
@@ -248,8 +248,8 @@ class MemoryStore:
         idents = tuple(self._index.get(_named(tenant_scope, conversation), ()))
         return tuple(kept for ident in idents if (kept := self._withdraw_issued(ident)))
 
-    async def orphan(self, pod_uid: str) -> int:
-        idents = tuple(self._index.get(_process(pod_uid), ()))
+    async def orphan(self, process: str) -> int:
+        idents = tuple(self._index.get(_of_process(process), ()))
         for ident in idents:
             self._apply(ident, Event.ORPHAN)
         return len(idents)
@@ -305,11 +305,11 @@ class MemoryStore:
         chosen = tuple(islice(free, count))
         return tuple(kept for ident in chosen if (kept := self._withdraw_issued(ident)))
 
-    def _shrink(self, pod_uid: str, blocks: int) -> tuple[Kept, ...]:
+    def _shrink(self, process: str, blocks: int) -> tuple[Kept, ...]:
         """Give up an engine's oldest handles until it retains no more than ``blocks``."""
         given_up: tuple[Kept, ...] = ()
-        while self._blocks.get(pod_uid, 0) > blocks:
-            oldest = self._oldest(self._index.get(_process(pod_uid), ()), 1)
+        while self._blocks.get(process, 0) > blocks:
+            oldest = self._oldest(self._index.get(_of_process(process), ()), 1)
             if not oldest:
                 break
             given_up += oldest
@@ -317,9 +317,9 @@ class MemoryStore:
 
     def _drop(self, entry: _Entry) -> None:
         del self._entries[entry.kept.ident]
-        self._blocks[entry.kept.pod_uid] -= entry.kept.retained_blocks
-        if not self._blocks[entry.kept.pod_uid]:
-            del self._blocks[entry.kept.pod_uid]
+        self._blocks[entry.kept.process] -= entry.kept.retained_blocks
+        if not self._blocks[entry.kept.process]:
+            del self._blocks[entry.kept.process]
         for key in _keys(entry.kept):
             idents = self._index[key]
             del idents[entry.kept.ident]
@@ -340,11 +340,11 @@ class MemoryStore:
 
 def _keys(kept: Kept) -> set[bytes]:
     history = {_named(kept.tenant_scope, kept.conversation), kept.trail.whole, kept.trail.start}
-    return {_process(kept.pod_uid), *history} - {b""}
+    return {_of_process(kept.process), *history} - {b""}
 
 
-def _process(pod_uid: str) -> bytes:
-    return b"process/" + pod_uid.encode()
+def _of_process(process: str) -> bytes:
+    return b"process/" + process.encode()
 
 
 def _named(tenant_scope: bytes, conversation: str | None) -> bytes:

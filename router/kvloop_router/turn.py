@@ -34,7 +34,7 @@ from kvloop_router.errors import (
 )
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs, Templates
-from kvloop_router.policy import Pair, choose_one, choose_pair
+from kvloop_router.policy import Pair, choose_one, choose_pair, still_serving
 from kvloop_router.relay import Downstream, Ended
 from kvloop_router.release import Pending, Releases
 from kvloop_router.request import Request
@@ -141,6 +141,9 @@ class Turns:
         for attempt in range(_DECODE_ATTEMPTS):
             pair, prefilled = await self._prefill(turn, pair, option)
             option = None
+            pair = still_serving(
+                pair, self._engines.snapshot(), self._random, avoid=turn.tried, usable=self._pairs.usable
+            )
             try:
                 return await self._decode(turn, pair.decode, prefilled, downstream)
             except EngineError as error:
@@ -163,39 +166,41 @@ class Turns:
         """The engines, and the handle that is taken for them; why there is none. Raises Unavailable."""
         reason = found.reason
         for option in found.options:
-            if not self._engines.present(option.kept.pod_uid):
+            if not self._engines.present(option.kept.process):
                 reason = "engine_gone"
                 continue
-            pair = self._warm_pair(option)
+            pair, reason = self._warm_pair(option)
             if pair is None:
-                reason = "pair_failed"
                 await self._reuse.discard(option)
             elif (grant := await self._store.take(option.kept.ident)) is not None:
                 turn.report.proven_tokens = option.tokens
                 return pair, replace(option, grant=grant), ""
             else:
                 reason = "taken"
-        home = found.options[0].kept.pod_uid if found.options else None
+        home = found.options[0].kept.process if found.options else None
         return choose_pair(self._engines.snapshot(), self._random, issuer=home), None, reason
 
-    def _warm_pair(self, option: Option) -> Pair | None:
-        """Engines between which this handle may go, or None."""
+    def _warm_pair(self, option: Option) -> tuple[Pair | None, str]:
+        """Engines between which this handle may go, or why there are none.
+
+        Where its issuer drains, prefill still pulls from there, and another engine gets the decode leg.
+        """
         kept = option.kept
 
-        def usable(prefill: str, _decode: str) -> bool:
-            return self._pairs.usable(prefill, kept.decode)
+        def usable(prefill: str, decode: str) -> bool:
+            return self._pairs.usable(prefill, kept.decode) and self._pairs.usable(prefill, decode)
 
         try:
             pair = choose_pair(
                 self._engines.snapshot(),
                 self._random,
-                issuer=kept.pod_uid,
+                issuer=kept.process,
                 revision=kept.kv_revision,
                 usable=usable,
             )
         except Unavailable:
-            return None
-        return pair if self._pairs.usable(pair.prefill, kept.decode) else None
+            return None, "no_pair"
+        return (pair, "") if self._pairs.usable(pair.prefill, kept.decode) else (None, "pair_failed")
 
     async def _prefill(self, turn: Turn, pair: Pair, option: Option | None) -> tuple[Pair, Prefilled]:
         """A prefill leg that succeeded; after a failure once more, cold and if possible elsewhere."""
@@ -208,7 +213,7 @@ class Turns:
         pair = choose_pair(
             self._engines.snapshot(),
             self._random,
-            issuer=option.kept.pod_uid if option else None,
+            issuer=option.kept.process if option else None,
             avoid_prefill=turn.tried,
             avoid_decode=turn.tried,
         )
@@ -221,9 +226,10 @@ class Turns:
     async def _prefill_leg(self, turn: Turn, pair: Pair, option: Option | None, *, may_release: bool) -> Prefilled:
         turn.report.prefill, turn.report.decode, turn.report.phase = pair.prefill, pair.decode, "prefill"
         started = self._clock()
-        prefilled = await self._background.finish(
-            self._run_prefill(turn, pair.prefill, option, may_release=may_release)
-        )
+        with self._engines.expecting(pair.decode):
+            prefilled = await self._background.finish(
+                self._run_prefill(turn, pair.prefill, option, may_release=may_release)
+            )
         turn.report.prefill_seconds = self._clock() - started
         self._report_reuse(turn, option, prefilled)
         if turn.learning and prefilled.rendered is not None and turn.tokenized is not None:
@@ -278,7 +284,7 @@ class Turns:
 
     def _rider(self, prefill: Engine) -> Pending | None:
         def reachable(item: Pending) -> bool:
-            return self._engines.present(item.pod_uid) and self._pairs.usable(prefill.spec.name, item.decode)
+            return self._engines.present(item.process) and self._pairs.usable(prefill.spec.name, item.decode)
 
         return self._releases.rider(prefill.spec.kv_revision, reachable)
 
@@ -305,7 +311,7 @@ class Turns:
         engine = self._engines.get(name)
         if engine is None:
             raise EngineUnreachable(name, "no longer there")
-        turn.report.phase = "decode"
+        turn.report.decode, turn.report.phase = name, "decode"
         params = prefilled.params if prefilled is not None else None
         body = legs.decode(turn.request, params=params, token_ids=self._sent_ids(turn), salt=turn.scope.salt)
         started = self._clock()

@@ -36,7 +36,7 @@ def kept(name: str, *contents: str, deadline: float = 1450.0, **facts: Any) -> K
     defaults: dict[str, Any] = {
         "tenant_scope": SCOPE,
         "decode": "decode-0",
-        "pod_uid": "uid-0",
+        "process": "uid-0",
         "kv_revision": "a",
         "params": {
             "do_remote_prefill": False,

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvloop_connector.settings import Role
 from kvloop_router import exposition, headers, scope
-from kvloop_router.discovery import EngineSpec, InvalidEngines, parse_engines
+from kvloop_router.discovery import InvalidEngines, parse_engines
+from kvloop_router.engine_spec import EngineSpec
 from kvloop_router.pairs import PairReport, Pairs, Templates, Verdict
 
 SECRET = b"s" * 32
 ENTRY = {"name": "p0", "role": "prefill", "url": "http://127.0.0.2:8000/", "podUID": "u", "kvRevision": "a", "zone": ""}
-PREFILL = EngineSpec("p0", Role.PREFILL, "http://p0", "uid-p0", "a")
-DECODE = EngineSpec("d0", Role.DECODE, "http://d0", "uid-d0", "a")
+
+
+def spec(name: str, *, kv_revision: str = "a", **facts: Any) -> EngineSpec:
+    role = Role.PREFILL if name.startswith("p") else Role.DECODE
+    defaults = {"url": f"http://{name}", "pod_uid": f"uid-{name}", "process": f"process-{name}"}
+    return EngineSpec(name=name, role=role, kv_revision=kv_revision, **(defaults | facts))
+
+
+PREFILL, DECODE = spec("p0"), spec("d0")
 
 METRICS = """\
 # HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
@@ -97,8 +106,14 @@ def test_metrics_text_tells_block_size_and_bytes() -> None:
 
 
 def test_the_engines_file_is_read() -> None:
-    assert parse_engines(json.dumps([ENTRY])) == (EngineSpec("p0", Role.PREFILL, "http://127.0.0.2:8000", "u", "a"),)
+    read = spec("p0", url="http://127.0.0.2:8000", pod_uid="u", process="u")
+    assert parse_engines(json.dumps([ENTRY])) == (read,)
     assert parse_engines("[]") == ()
+
+
+def test_the_engines_file_may_tell_a_process_from_its_pod_and_that_it_drains() -> None:
+    (read,) = parse_engines(json.dumps([{**ENTRY, "process": "u/1", "draining": True}]))
+    assert (read.pod_uid, read.process, read.draining) == ("u", "u/1", True)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +124,8 @@ def test_the_engines_file_is_read() -> None:
         ([{**ENTRY, "role": "router"}], "role"),
         ([{**ENTRY, "podUID": ""}], "podUID"),
         ([{name: value for name, value in ENTRY.items() if name != "url"}], "url"),
+        ([{**ENTRY, "process": 1}], "process"),
+        ([{**ENTRY, "draining": "yes"}], "draining"),
         ([ENTRY, ENTRY], "same name"),
     ],
 )
@@ -119,7 +136,7 @@ def test_a_faulty_engines_file_is_refused(entries: Any, named: str) -> None:
 
 def test_pairs_are_of_one_revision() -> None:
     pairs = Pairs()
-    other = EngineSpec("d1", Role.DECODE, "http://d1", "uid-d1", "b")
+    other = spec("d1", kv_revision="b")
 
     pairs.update([PREFILL, DECODE, other])
 
@@ -143,12 +160,27 @@ def test_a_new_process_makes_a_pair_unknown_again_and_an_old_report_is_void() ->
     pairs = Pairs()
     pairs.update([PREFILL, DECODE])
     pairs.record(PairReport(PREFILL, DECODE, Verdict.VERIFIED))
-    restarted = EngineSpec("d0", Role.DECODE, "http://d0", "uid-new", "a")
+    restarted = replace(DECODE, process="another")
 
     pairs.update([PREFILL, restarted])
     assert pairs.reports()[0].verdict is Verdict.UNKNOWN
     pairs.record(PairReport(PREFILL, DECODE, Verdict.FAILED))
     assert pairs.reports()[0].verdict is Verdict.UNKNOWN
+
+
+def test_what_is_to_be_done_with_an_engine_changes_nothing_of_what_is_known_of_its_pairs() -> None:
+    pairs = Pairs()
+    pairs.update([PREFILL, DECODE])
+    pairs.record(PairReport(PREFILL, DECODE, Verdict.VERIFIED, to_decode_bytes=5))
+
+    draining = replace(DECODE, draining=True)
+    pairs.update([PREFILL, draining])
+    (known,) = pairs.reports()
+    assert (known.decode, known.verdict, known.to_decode_bytes) == (draining, Verdict.VERIFIED, 5)
+
+    pairs.record(PairReport(PREFILL, DECODE, Verdict.FAILED))
+    (known,) = pairs.reports()
+    assert (known.decode, known.verdict, known.attempts) == (draining, Verdict.FAILED, 2)
 
 
 def test_a_template_that_disagreed_once_is_not_trusted_again() -> None:

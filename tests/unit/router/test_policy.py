@@ -10,12 +10,23 @@ from hypothesis import given, strategies as st
 
 from kvloop_connector.settings import Role
 from kvloop_router.errors import Unavailable
-from kvloop_router.policy import Candidate, choose_one, choose_pair, has_pair, why_unavailable
+from kvloop_router.policy import (
+    Candidate,
+    Pair,
+    choose_one,
+    choose_pair,
+    choose_releaser,
+    has_pair,
+    still_serving,
+    why_unavailable,
+)
 
 
-def engine(name: str, *, kv_revision: str = "a", load: int = 0, serving: bool = True) -> Candidate:
+def engine(
+    name: str, *, kv_revision: str = "a", load: int = 0, serving: bool = True, healthy: bool = True
+) -> Candidate:
     role = Role.PREFILL if name.startswith("p") else Role.DECODE
-    return Candidate(name, role, f"uid-{name}", kv_revision, load, serving)
+    return Candidate(name, role, f"uid-{name}", kv_revision, load, serving, healthy)
 
 
 PAIR = [engine("p0"), engine("d0")]
@@ -42,7 +53,7 @@ def test_a_pair_serves_and_has_one_revision(pool: list[Candidate], seed: int, is
     try:
         pair = choose_pair(pool, Random(seed), issuer=issuer)
     except Unavailable:
-        assert not has_pair([candidate for candidate in pool if candidate.pod_uid != issuer])
+        assert not has_pair([candidate for candidate in pool if candidate.process != issuer])
         return
     prefill, decode = by_name[pair.prefill], by_name[pair.decode]
 
@@ -50,7 +61,7 @@ def test_a_pair_serves_and_has_one_revision(pool: list[Candidate], seed: int, is
     assert prefill.serving
     assert decode.serving
     assert prefill.kv_revision == decode.kv_revision
-    assert prefill.pod_uid != issuer
+    assert prefill.process != issuer
 
 
 def test_the_less_loaded_of_two_serves() -> None:
@@ -123,6 +134,49 @@ def test_both_revisions_get_turns_in_a_rollout() -> None:
 def test_why_there_is_no_pair_is_told(pool: list[Candidate], reason: str) -> None:
     assert not has_pair(pool)
     assert why_unavailable(pool)[0] == reason
+
+
+@pytest.mark.parametrize(
+    ("pool", "decode"),
+    [
+        pytest.param([engine("d0"), engine("d1", load=0)], "d0", id="that serves"),
+        pytest.param([engine("d0", serving=False), engine("d1")], "d1", id="that stopped"),
+        pytest.param([engine("d1")], "d1", id="that is gone"),
+        pytest.param([engine("d0", serving=False), engine("d1", serving=False)], "d0", id="with no other"),
+        pytest.param(
+            [engine("d0", serving=False), engine("d1", kv_revision="b")], "d0", id="with none of its revision"
+        ),
+        pytest.param([engine("d0", serving=False), engine("d8"), engine("d1")], "d1", id="with one that failed"),
+        pytest.param([engine("d0", serving=False), engine("d9"), engine("d1")], "d1", id="with one that cannot pull"),
+    ],
+)
+def test_a_decode_leg_goes_elsewhere_only_from_an_engine(pool: list[Candidate], decode: str) -> None:
+    pair = Pair("p0", "d0", "a")
+
+    chosen = still_serving(pair, pool, Random(1), avoid={"d8"}, usable=lambda prefill, decode: decode != "d9")
+
+    assert chosen == Pair("p0", decode, "a")
+
+
+@pytest.mark.parametrize(
+    ("pool", "chosen"),
+    [
+        pytest.param([engine("p0", load=9), engine("p1", serving=False)], "p0", id="one that serves"),
+        pytest.param([engine("p1", serving=False)], "p1", id="one that drains, where there is no other"),
+        pytest.param([engine("p8"), engine("p1", serving=False)], "p1", id="one that reaches the issuer"),
+        pytest.param([engine("p8")], "p8", id="one that may not, where there is no other"),
+        pytest.param([engine("p0", serving=False, healthy=False), engine("p1")], "p1", id="one that answers"),
+    ],
+)
+def test_a_release_goes_by(pool: list[Candidate], chosen: str) -> None:
+    others = [engine("d0"), engine("p7", kv_revision="b")]
+
+    assert choose_releaser([*pool, *others], Random(1), "a", usable=lambda name: name != "p8") == chosen
+
+
+def test_a_release_needs_a_prefill_engine_of_the_revision() -> None:
+    with pytest.raises(Unavailable):
+        choose_releaser([engine("d0"), engine("p0", kv_revision="b")], Random(1), "a", usable=lambda name: True)
 
 
 def test_one_engine_is_chosen_by_role() -> None:

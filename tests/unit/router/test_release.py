@@ -94,8 +94,8 @@ def test_a_handle_that_failed_once_does_not_ride_again(releases: Releases) -> No
 
 
 def test_a_process_that_is_gone_retains_nothing(releases: Releases, clock: Clock) -> None:
-    releases.add(kept("one", "a", pod_uid="uid-0"))
-    releases.add(kept("two", "a", pod_uid="uid-1"))
+    releases.add(kept("one", "a", process="uid-0"))
+    releases.add(kept("two", "a", process="uid-1"))
 
     releases.orphan("uid-0")
     clock.now += 1

@@ -160,7 +160,7 @@ async def test_a_full_store_gives_up_the_oldest_that_nobody_reads(store: MemoryS
 
 
 async def test_an_engine_retains_no_more_blocks_than_it_may(store: MemoryStore) -> None:
-    first, second, elsewhere = kept("1", "a"), kept("2", "b"), kept("3", "c", pod_uid="uid-1")
+    first, second, elsewhere = kept("1", "a"), kept("2", "b"), kept("3", "c", process="uid-1")
     for handle in (first, second, elsewhere):
         assert await store.put(handle, max_blocks=6) == ()
 
@@ -185,7 +185,7 @@ async def test_handles_of_a_process_that_is_gone_are_dropped(store: MemoryStore)
     taken = kept("two", "b")
     await store.put(taken)
     await store.take(taken.ident)
-    await store.put(kept("three", "c", pod_uid="uid-1"))
+    await store.put(kept("three", "c", process="uid-1"))
 
     assert await store.orphan("uid-0") == 2
     assert await absence(store, "a") is Absence.ENGINE_GONE
@@ -223,7 +223,7 @@ async def test_what_is_retained_is_counted_by_process(store: MemoryStore, clock:
     await store.put(kept("one", "a"))
     clock.now += 10
     await store.put(kept("two", "b", deadline=1460.0))
-    await store.put(kept("three", "c", deadline=1460.0, pod_uid="uid-1"))
+    await store.put(kept("three", "c", deadline=1460.0, process="uid-1"))
 
     assert store.retained() == {"uid-0": (2, 1460.0), "uid-1": (1, 1460.0)}
 
@@ -261,7 +261,7 @@ class Bookkeeping(RuleBasedStateMachine):
             f"{len(self.made)}",
             content,
             conversation=conversation,
-            pod_uid=pod,
+            process=pod,
             deadline=self.clock.now + 450,
         )
         self.made[handle.ident] = handle
@@ -309,7 +309,7 @@ class Bookkeeping(RuleBasedStateMachine):
     @rule(pod=st.sampled_from(["u0", "u1"]))
     def orphan(self, pod: str) -> None:
         self.run(self.store.orphan(pod))
-        gone = {ident for ident, handle in self.made.items() if handle.pod_uid == pod}
+        gone = {ident for ident, handle in self.made.items() if handle.process == pod}
         self.over |= gone
         for ident in gone:
             self.granted.pop(ident, None)

@@ -1,0 +1,33 @@
+"""An engine as discovery names it, whatever the discovery."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvloop_connector.settings import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One engine process and what is to be done with it.
+
+    pod_uid: of its pod, by which the operator knows it.
+    process: changes whenever the process does, which it can within a pod; all that the engine held goes with it.
+    ready: it may get new turns. One that is not ready, or that drains, stays known: what runs there goes on, and what
+        it retains can be pulled.
+    draining: it is to get no new turns, since it will be ended.
+    """
+
+    name: str
+    role: Role
+    url: str
+    pod_uid: str
+    process: str
+    kv_revision: str
+    zone: str = ""
+    ready: bool = True
+    draining: bool = False
+
+    def is_same(self, other: EngineSpec) -> bool:
+        """Whether both name the same process, reached in the same way, whatever is to be done with it."""
+        return replace(self, zone=other.zone, ready=other.ready, draining=other.draining) == other
