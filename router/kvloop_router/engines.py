@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,8 @@ _WRITE_BYTES = 262_144
 class Engine:
     """What is known of one engine process.
 
-    load: requests of this router there now. expected: turns of this router whose decode leg will be sent there.
+    load: requests of this router there now. needed: turns of this router that need it although no request of theirs is
+        there: their decode leg is still to come, or reads what their prefill leg left.
     engine_id: as in its last handle, without the rank.
     version, block_size, kv_blocks, max_model_len, models: None or empty until the engine has told.
     """
@@ -45,7 +46,7 @@ class Engine:
     spec: EngineSpec
     healthy: bool = False
     load: int = 0
-    expected: int = 0
+    needed: int = 0
     failed_probes: int = 0
     engine_id: str | None = None
     version: str | None = None
@@ -56,8 +57,8 @@ class Engine:
 
     @property
     def turns(self) -> int:
-        """What of this router's runs there or is on its way."""
-        return self.load + self.expected
+        """What of this router's would suffer if the engine ended now."""
+        return self.load + self.needed
 
     @property
     def serving(self) -> bool:
@@ -72,10 +73,40 @@ class Engine:
             role=spec.role,
             process=spec.process,
             kv_revision=spec.kv_revision,
-            load=self.turns,
+            load=self.load,
             serving=self.serving,
             healthy=self.healthy,
         )
+
+
+class Needs:
+    """The engines that a turn needs while no request of it is there, counted so that nobody takes them for idle."""
+
+    def __init__(self) -> None:
+        self._held: list[Engine] = []
+        self._closed = False
+
+    def hold(self, engine: Engine | None) -> None:
+        """Count the turn at ``engine``, unless the turn has ended."""
+        if engine is not None and not self._closed:
+            engine.needed += 1
+            self._held.append(engine)
+
+    def only(self, engine: Engine | None) -> None:
+        """Count it at ``engine`` and nowhere else."""
+        self.let_go()
+        self.hold(engine)
+
+    def let_go(self) -> None:
+        """Count it nowhere."""
+        for engine in self._held:
+            engine.needed -= 1
+        self._held.clear()
+
+    def close(self) -> None:
+        """The turn has ended; what of it still runs holds nothing any more."""
+        self.let_go()
+        self._closed = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +184,6 @@ class Engines:
         self._engines = kept
         self._changed.set()
         return tuple(before - {spec.process for spec in specs})
-
-    @contextmanager
-    def expecting(self, name: str) -> Iterator[None]:
-        """Count a turn whose leg there is still to come, so that nobody takes the engine for idle."""
-        engine = self._engines.get(name)
-        if engine is None:
-            yield
-            return
-        engine.expected += 1
-        try:
-            yield
-        finally:
-            engine.expected -= 1
 
     async def complete(
         self, name: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str], *, seconds: float | None = None

@@ -18,7 +18,7 @@ from kvloop_router.errors import Unavailable
 class Candidate:
     """An engine as the policy sees it.
 
-    process: as in EngineSpec. load: turns of this router there now, or on their way.
+    process: as in EngineSpec. load: requests of this router there now.
     serving: it gets new turns. healthy: it answers, though it may be draining.
     """
 

@@ -47,6 +47,24 @@ class Downstream(Protocol):
         ...
 
 
+class Begun:
+    """A Downstream that tells when the answer begins: by then the decode engine has read what prefill left."""
+
+    def __init__(self, downstream: Downstream, begun: Callable[[], None]) -> None:
+        self._downstream = downstream
+        self._begun = begun
+        self.write = downstream.write
+        self.end = downstream.end
+
+    @property
+    def started(self) -> bool:
+        return self._downstream.started
+
+    async def start(self, status: int, content_type: str) -> None:
+        self._begun()
+        await self._downstream.start(status, content_type)
+
+
 @dataclass(slots=True)
 class Ended:
     """What an answer told about its turn.

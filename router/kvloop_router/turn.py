@@ -23,7 +23,7 @@ from kvloop_connector.settings import Role
 from kvloop_router import history, legs, relay
 from kvloop_router.background import Background
 from kvloop_router.config import Config
-from kvloop_router.engines import Engine, Engines
+from kvloop_router.engines import Engine, Engines, Needs
 from kvloop_router.errors import (
     EngineError,
     EngineFailed,
@@ -54,6 +54,7 @@ class Turn:
     headers: of its legs. token_ids: of the prompt, that both legs use; None where the engine renders it.
     learning: whether the prefill leg is to say which ids it rendered.
     tried: names of engines at which a leg of this turn failed.
+    needs: decode, until its leg is there; prefill, until decode has read from it.
     """
 
     request: Request
@@ -65,6 +66,7 @@ class Turn:
     tokenized: Sequence[int] | None = None
     learning: bool = False
     tried: set[str] = field(default_factory=set)
+    needs: Needs = field(default_factory=Needs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,10 @@ class Turns:
             return await self._play_plain(turn, downstream)
         why_unprovable = await self._tokenize(turn)
         found = await self._reuse.find(query, scope, turn.token_ids, why_unprovable)
-        return await self._play_legs(turn, found, downstream)
+        try:
+            return await self._play_legs(turn, found, downstream)
+        finally:
+            turn.needs.close()
 
     async def _play_plain(self, turn: Turn, downstream: Downstream) -> bytes | None:
         """A request that no KV moves for goes to a decode engine as it is, which then retains nothing."""
@@ -141,17 +146,16 @@ class Turns:
         for attempt in range(_DECODE_ATTEMPTS):
             pair, prefilled = await self._prefill(turn, pair, option)
             option = None
-            pair = still_serving(
-                pair, self._engines.snapshot(), self._random, avoid=turn.tried, usable=self._pairs.usable
-            )
+            pool = self._engines.snapshot()
+            pair = still_serving(pair, pool, self._random, avoid=turn.tried, usable=self._pairs.usable)
+            turn.needs.only(self._engines.get(pair.prefill))
             try:
-                return await self._decode(turn, pair.decode, prefilled, downstream)
+                return await self._decode(turn, pair.decode, prefilled, relay.Begun(downstream, turn.needs.let_go))
             except EngineError as error:
                 self._may_retry(turn, error, "decode", downstream, last=attempt + 1 == _DECODE_ATTEMPTS)
             turn.report.path, turn.report.reused_tokens, turn.report.reason = "cold", 0, "engine_failed"
-            pair = choose_pair(
-                self._engines.snapshot(), self._random, avoid_prefill=turn.tried, avoid_decode=turn.tried
-            )
+            pool = self._engines.snapshot()
+            pair = choose_pair(pool, self._random, avoid_prefill=turn.tried, avoid_decode=turn.tried)
         raise AssertionError("the last attempt raises")
 
     async def _tokenize(self, turn: Turn) -> str:
@@ -226,10 +230,10 @@ class Turns:
     async def _prefill_leg(self, turn: Turn, pair: Pair, option: Option | None, *, may_release: bool) -> Prefilled:
         turn.report.prefill, turn.report.decode, turn.report.phase = pair.prefill, pair.decode, "prefill"
         started = self._clock()
-        with self._engines.expecting(pair.decode):
-            prefilled = await self._background.finish(
-                self._run_prefill(turn, pair.prefill, option, may_release=may_release)
-            )
+        turn.needs.only(self._engines.get(pair.decode))
+        prefilled = await self._background.finish(
+            self._run_prefill(turn, pair.prefill, option, may_release=may_release)
+        )
         turn.report.prefill_seconds = self._clock() - started
         self._report_reuse(turn, option, prefilled)
         if turn.learning and prefilled.rendered is not None and turn.tokenized is not None:
@@ -256,6 +260,8 @@ class Turns:
             answer = await self._engines.complete(
                 name, turn.request.api, body, turn.headers, seconds=self._config.timeouts.prefill_seconds
             )
+            # Here and not where the result is awaited: between the two, others run.
+            turn.needs.hold(engine)
             prefilled = _prefilled(name, answer.body)
             outcome = "ok"
         except EngineError as error:

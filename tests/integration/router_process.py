@@ -85,7 +85,7 @@ class RouterUnderTest:
     clock: Clock
     router: Router | None = None
 
-    def list_engines(self, entries: Sequence[dict[str, str]]) -> None:
+    def list_engines(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Write the engines file, by a rename as its writer does."""
         write_engines(self.engines_file, entries)
 
@@ -123,7 +123,7 @@ def chat_body(*contents: str, **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": messages, **fields}
 
 
-def write_engines(path: Path, entries: Sequence[dict[str, str]]) -> None:
+def write_engines(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
     beside = path.with_suffix(".new")
     beside.write_text(json.dumps(list(entries)))
     beside.replace(path)
@@ -149,7 +149,9 @@ def configuration(directory: Path, **changes: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def routing(directory: Path, entries: Sequence[dict[str, str]], **changes: Any) -> AsyncIterator[RouterUnderTest]:
+async def routing(
+    directory: Path, entries: Sequence[Mapping[str, Any]], **changes: Any
+) -> AsyncIterator[RouterUnderTest]:
     """A router over these engines, ready for turns."""
     document = configuration(directory, **changes)
     engines_file = Path(document["discovery"]["file"])
