@@ -352,6 +352,7 @@ def _application(engine: ScriptedEngine) -> web.Application:
         return web.Response(
             text=f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",engine="0"}} 1.0\n'
             f'vllm:nixl_bytes_transferred_sum{{engine="0"}} {1000.0 * read}\n'
+            f'vllm:nixl_xfer_time_seconds_sum{{engine="0"}} {0.25 * read}\n'
         )
 
     async def version(request: web.Request) -> web.StreamResponse:

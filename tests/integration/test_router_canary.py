@@ -41,11 +41,40 @@ async def test_engines_that_move_kv_both_ways_are_verified(
     pair = await verdict(router, "verified")
 
     assert (pair["detail"], pair["streams"]) == ("", True)
+    assert (pair["toDecodeBytes"], pair["toDecodeSeconds"]) == (1000, 0.25)
+    assert (pair["toPrefillBytes"], pair["toPrefillSeconds"]) == (1000, 0.25)
     first, second = prefill.legs[:2]
     assert first.body["cache_salt"] != second.body["cache_salt"]
     assert second.params["remote_engine_id"] == decode.engine_id
     assert second.params["remote_num_tokens"] >= 8
     assert await router.metric('kvloop_router_pair_verified{decode="decode-0",prefill="prefill-0"}') == 1
+
+
+async def test_where_nothing_goes_back_to_prefill_the_other_direction_is_verified_alone(
+    tmp_path: Path, prefill: ScriptedEngine, decode: ScriptedEngine
+) -> None:
+    def keeps_nothing(answer: dict[str, Any]) -> None:
+        answer["kv_transfer_params"] = None
+
+    decode.script = [answers(keeps_nothing)]
+    off = {"kvRecomputeThreshold": 8, "bidirectionalKvXfer": False}
+    async with scripted(tmp_path, prefill, decode, canary={"enabled": True}, kvTransfer=off) as router:
+        pair = await verdict(router, "verified")
+
+    assert "bidirectionalKvXfer is off" in pair["detail"]
+    assert (pair["toDecodeBytes"], pair["toPrefillBytes"], pair["streams"]) == (1000, 0, None)
+    assert len(prefill.legs) == 1
+
+
+async def test_where_nothing_goes_back_to_prefill_the_other_direction_can_fail(
+    tmp_path: Path, prefill: ScriptedEngine, decode: ScriptedEngine
+) -> None:
+    decode.counts = False
+    off = {"kvRecomputeThreshold": 8, "bidirectionalKvXfer": False}
+    async with scripted(tmp_path, prefill, decode, canary={"enabled": True}, kvTransfer=off) as router:
+        pair = await verdict(router, "failed")
+
+    assert "prefill to decode" in pair["detail"]
 
 
 async def test_engines_whose_counters_stand_still_fail(router: RouterUnderTest, prefill: ScriptedEngine) -> None:

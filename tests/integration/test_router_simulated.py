@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvloop_connector.settings import Role
-from tests.harness.engines import Engine, Engines, Kind, start
+from kvloop_connector.settings import KVTransferSettings, Role
+from tests.harness.engines import Engine, Engines, EngineSpec, Kind, start
 from tests.harness.metrics import EngineMetrics
 from tests.integration.router_process import Got, RouterUnderTest, routing, until
 from tests.integration.simulated import advance, order, spec
@@ -168,6 +168,23 @@ async def test_a_canary_sees_kv_move_both_ways_and_leaves_nothing(engines: Engin
 
     assert all(pair["toDecodeBytes"] > 0 and pair["toPrefillBytes"] > 0 for pair in told)
     assert [pair["streams"] for pair in told] == [True, True]
+
+
+async def test_a_canary_tells_how_long_transfers_took_and_is_content_with_one_direction(tmp_path: Path) -> None:
+    settings = KVTransferSettings(bidirectional_kv_xfer=False)
+    specs = [EngineSpec(role=role, settings=settings) for role in Role]
+    with start(Kind.SIM, tmp_path / "engines", specs) as engines:
+        off = {"bidirectionalKvXfer": False}
+        async with over(tmp_path, engines, engines.prefill, canary={"enabled": True}, kvTransfer=off) as router:
+            assert router.router is not None
+            pairs = router.router.pairs
+            await until(lambda: [report.verdict for report in pairs.reports()] == ["verified"], seconds=60)
+            (pair,) = (await router.admin("/admin/v1/pairs"))["pairs"]
+
+        await holds_nothing(engines.decode[0])
+    assert pair["toDecodeBytes"] > 0
+    assert pair["toDecodeSeconds"] > 0
+    assert (pair["toPrefillBytes"], pair["toPrefillSeconds"]) == (0, 0)
 
 
 async def test_handles_that_the_engine_has_let_go_are_made_good_by_a_cold_leg(tmp_path: Path) -> None:
