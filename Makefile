@@ -68,6 +68,14 @@ test-integration: install ## Router, local node and simulated engines as process
 test-engine: install engine-environment ## Everything that runs real vLLM engines with NIXL
 	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(PYTEST) tests/engine/test_demo.py tests/contract tests/engine -m engine
 
+.PHONY: test-charts
+test-charts: install helm ## Helm charts and GitOps examples, with the real helm and a Lua interpreter
+	$(PYTEST) tests/charts
+
+.PHONY: helm
+helm: install
+	@$(BIN)/python -m tests.cluster.build tools
+
 .PHONY: cluster-parts
 cluster-parts: install ## Build the test cluster's parts into the cache
 	@$(BIN)/python -m tests.cluster.build node
@@ -100,9 +108,10 @@ format: install ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
 .PHONY: generate
-generate: install ## Write the generated files: the CRD and the golden manifests
+generate: install helm ## Write the generated files: the CRD, the charts' copies of it, the golden manifests
 	$(BIN)/kvloop crd > crds/kvloop.io_disaggregatedinferences.yaml
-	UPDATE_GOLDEN=1 $(PYTEST) tests/unit/operator/test_golden.py
+	for chart in charts/*; do cp crds/*.yaml $$chart/files/; done
+	UPDATE_GOLDEN=1 $(PYTEST) tests/unit/operator/test_golden.py tests/charts
 
 .PHONY: bench-proof
 bench-proof: install ## Time the proof of reuse and the splicing of chunks: bench/results/proof.json

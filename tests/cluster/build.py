@@ -1,4 +1,4 @@
-"""Builds the parts of the test cluster into the cache: `python -m tests.cluster.build control-plane|node`.
+"""Builds the parts of the test cluster into the cache: `python -m tests.cluster.build tools|control-plane|node`.
 
 Each part lies in `${KVLOOP_CACHE:-$HOME/.cache/kvloop}/cluster-NAME-HASH`, where HASH covers its pins, its sources and
 its recipe. It is built in a folder beside that and renamed when whole, under a lock, so that any number of builders may
@@ -14,12 +14,20 @@ import hashlib
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from tests.cluster import debian, parts, paths
 from tests.cluster.errors import ClusterUnavailableError, CommandFailedError
-from tests.cluster.parts import CONTROL_PLANE_PARTS, GO, NODE_PARTS, Part
+from tests.cluster.parts import CONTROL_PLANE_PARTS, GO, KUBECTL, NODE_PARTS, Part
+
+_WANTED: Final[Mapping[str, tuple[Mapping[str, str], Sequence[Part]]]] = {
+    "tools": ({}, (KUBECTL,)),
+    "control-plane": (debian.CONTROL_PLANE_TOOLS, CONTROL_PLANE_PARTS),
+    "node": (debian.NODE_TOOLS, NODE_PARTS),
+}
+"""By what is asked for: the machine's tools and the parts."""
 
 
 def location(part: Part) -> Path:
@@ -85,13 +93,13 @@ def _say(message: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Install the machine's tools and build what one of the two sizes needs."""
+    """Install the machine's tools and build what one of the two sizes needs; or get kubectl and helm alone."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("size", choices=["control-plane", "node"])
-    size = parser.parse_args(arguments).size
+    parser.add_argument("what", choices=_WANTED)
+    packages, wanted = _WANTED[parser.parse_args(arguments).what]
     try:
-        debian.install(debian.NODE_TOOLS if size == "node" else debian.CONTROL_PLANE_TOOLS)
-        for part in NODE_PARTS if size == "node" else CONTROL_PLANE_PARTS:
+        debian.install(packages)
+        for part in wanted:
             ensure(part)
     except (ClusterUnavailableError, CommandFailedError) as error:
         _say(str(error))

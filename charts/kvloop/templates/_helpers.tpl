@@ -27,7 +27,7 @@
 {{/* What selects the operator's pods; it never changes over a release's life. */}}
 {{- define "kvloop.selector" -}}
 app.kubernetes.io/name: kvloop-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "kvloop.labels" -}}
