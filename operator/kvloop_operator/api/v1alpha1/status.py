@@ -58,6 +58,13 @@ class EngineTemplateStatus(Part):
     """A newer one; set rollout.engineTemplateVersion to it to take it."""
 
 
+class KVTransferStatus(Part):
+    """What the routers' canaries have shown."""
+
+    verified_revision: _Text = ""
+    """KV revision at which KV was last seen to move; empty before it was."""
+
+
 class DisaggregatedInferenceStatus(Part):
     """Observed state. Nothing here changes while nothing changes."""
 
@@ -67,6 +74,7 @@ class DisaggregatedInferenceStatus(Part):
     prefill: RoleStatus | None = None
     decode: RoleStatus | None = None
     router: RoleStatus | None = None
+    kv_transfer: KVTransferStatus | None = None
     engine_template: EngineTemplateStatus | None = None
     url: Annotated[str, Field(max_length=512)] = ""
     """Where clients in the cluster reach the router."""

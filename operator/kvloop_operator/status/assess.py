@@ -1,0 +1,206 @@
+"""The whole status of a resource. Nothing in it changes while nothing changes: no clock, no counter, no order that
+depends on anything but names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from kvloop_connector.settings import Role
+from kvloop_operator import names
+from kvloop_operator.api.v1alpha1.status import ConditionStatus
+from kvloop_operator.facts import ENGINE_TEMPLATE_VERSIONS
+from kvloop_operator.live import Object, text
+from kvloop_operator.status.findings import worst
+from kvloop_operator.status.groups import Engines, Group, engines, router
+from kvloop_operator.status.reasons import ConditionType, Reason
+from kvloop_operator.status.situation import Assessment, Situation, Transition, previous_condition
+from kvloop_operator.status.transfer import Transfer, judge
+from kvloop_operator.status.verdict import Told, Verdict, View, verdict
+
+_LONGEST_MESSAGE = 1000
+_EVENTS_OF = (
+    ConditionType.READY,
+    ConditionType.PAUSED,
+    ConditionType.KV_TRANSFER_VERIFIED,
+    ConditionType.DEGRADED,
+    ConditionType.UPDATE_AVAILABLE,
+)
+
+_Condition = tuple[ConditionType, ConditionStatus, Told]
+
+
+def assess(situation: Situation) -> Assessment:
+    """The status that follows from ``situation``."""
+    roles = tuple([engines(situation, role) for role in Role])
+    routers = router(situation)
+    view = View(situation, roles, routers, judge(situation, roles))
+    told = verdict(view)
+    conditions = [_document(situation, *each) for each in _conditions(view, told)]
+    status: dict[str, Any] = {"observedGeneration": situation.generation, "conditions": conditions}
+    for role in roles:
+        if role.exists or role.wanted is not None:
+            status[role.role.value] = _role_status(situation, role, role.role.value, _revision(situation, role))
+    if routers.exists or routers.wanted is not None:
+        status[names.ROUTER] = _role_status(situation, routers, names.ROUTER, "")
+    status.update(_rest(situation, view.transfer))
+    moments = [group.until for group in (*roles, routers) if group.until is not None and group.until > situation.now]
+    return Assessment(status, min(moments, default=None), tuple(_transitions(situation.previous, conditions)))
+
+
+def _conditions(view: View, told: Verdict) -> Iterator[_Condition]:
+    """Every condition, in order."""
+    situation = view.situation
+    yield ConditionType.READY, told.ready, told.told
+    if told.reconciling is not None:
+        yield ConditionType.RECONCILING, ConditionStatus.TRUE, told.reconciling
+    if told.stalled is not None:
+        yield ConditionType.STALLED, ConditionStatus.TRUE, told.stalled
+    if situation.resource is not None and situation.resource.spec.paused:
+        yield ConditionType.PAUSED, ConditionStatus.TRUE, Told(Reason.PAUSED, "spec.paused is true: nothing is changed")
+    kinds = (ConditionType.PREFILL_READY, ConditionType.DECODE_READY)
+    for kind, role in zip(kinds, view.roles, strict=True):
+        if role.exists or role.wanted is not None:
+            yield kind, *_group(role, f"{role.role.value} engines")
+    if view.router.exists or view.router.wanted is not None:
+        yield ConditionType.ROUTER_READY, *_group(view.router, "routers")
+    if situation.wanted_revision:
+        transfer = view.transfer
+        yield ConditionType.KV_TRANSFER_VERIFIED, transfer.status, Told(transfer.reason, transfer.message)
+        yield ConditionType.DEGRADED, *_degraded(view, told)
+    else:
+        # Nothing says against what to compare: what was known stays.
+        yield from _carried_over(situation.previous, ConditionType.KV_TRANSFER_VERIFIED, ConditionType.DEGRADED)
+    if situation.facts is not None:
+        yield ConditionType.UPDATE_AVAILABLE, *_update(situation.facts.template_version)
+    else:
+        yield from _carried_over(situation.previous, ConditionType.UPDATE_AVAILABLE)
+
+
+def _group(group: Group, what: str) -> tuple[ConditionStatus, Told]:
+    """PrefillReady, DecodeReady or RouterReady."""
+    if group.wanted == 0:
+        if group.pods:
+            return ConditionStatus.TRUE, Told(Reason.SCALING_DOWN, f"no {what} are wanted, and some are still there")
+        return ConditionStatus.TRUE, Told(Reason.SUSPENDED, f"no {what} are wanted")
+    cause = worst(group.findings)
+    missing = f": {cause.message}" if cause is not None else ""
+    if not group.short:
+        return ConditionStatus.TRUE, Told(Reason.ALL_READY, f"all {what} are ready")
+    some = f"{group.ready} of {group.wanted} {what} are ready{missing}"
+    if group.ready:
+        return ConditionStatus.TRUE, Told(Reason.PARTLY_READY, some)
+    return ConditionStatus.FALSE, Told(cause.reason if cause is not None else Reason.STARTING, some)
+
+
+def _degraded(view: View, told: Verdict) -> tuple[ConditionStatus, Told]:
+    """Less serves than should, after it did."""
+    if told.ready is ConditionStatus.TRUE and not view.suspended:
+        short = [group for group in (*view.roles, view.router) if group.short]
+        if short and told.reconciling is None:
+            cause = worst(each for group in short for each in group.findings)
+            counts = ", ".join(f"{group.name} {group.summary}" for group in short)
+            message = f"{counts} ready: {cause.message}" if cause is not None else f"{counts} ready"
+            return ConditionStatus.TRUE, Told(Reason.PARTLY_READY, message)
+        if view.transfer.failed:
+            return ConditionStatus.TRUE, Told(Reason.PAIR_FAILED, view.transfer.failed)
+        if view.transfer.slow:
+            return ConditionStatus.TRUE, Told(Reason.SLOW_TRANSPORT, view.transfer.slow)
+    elif told.ready is not ConditionStatus.TRUE and not view.rolling and _served(view):
+        return ConditionStatus.TRUE, Told(told.told.reason, f"it served before: {told.told.message}")
+    return ConditionStatus.FALSE, Told(Reason.AS_EXPECTED, "nothing that served is missing")
+
+
+def _served(view: View) -> bool:
+    """Whether this very spec was served, and is no longer."""
+    previous = view.situation.previous
+    if previous.get("observedGeneration") != view.situation.generation:
+        return False
+    degraded = previous_condition(previous, ConditionType.DEGRADED)
+    ready = view.previous_ready
+    return degraded.get("status") == ConditionStatus.TRUE or (
+        ready.get("status") == ConditionStatus.TRUE and ready.get("reason") == Reason.SERVING
+    )
+
+
+def _update(version: str) -> tuple[ConditionStatus, Told]:
+    newest = ENGINE_TEMPLATE_VERSIONS[-1]
+    if version == newest:
+        return ConditionStatus.FALSE, Told(Reason.UP_TO_DATE, "the engines have the newest template")
+    message = f"set rollout.engineTemplateVersion to {newest} to take the newer engine template; engines are restarted"
+    return ConditionStatus.TRUE, Told(Reason.NEW_ENGINE_TEMPLATE, message)
+
+
+def _carried_over(previous: Object, *kinds: ConditionType) -> Iterator[_Condition]:
+    for kind in kinds:
+        found = previous_condition(previous, kind)
+        status, reason = text(found, "status"), text(found, "reason")
+        if status in set(ConditionStatus) and reason in set(Reason):
+            yield kind, ConditionStatus(status), Told(Reason(reason), text(found, "message"))
+
+
+def _document(situation: Situation, kind: ConditionType, status: ConditionStatus, told: Told) -> dict[str, Any]:
+    before = previous_condition(situation.previous, kind)
+    since = text(before, "lastTransitionTime") if before.get("status") == status.value else ""
+    message = told.message
+    return {
+        "type": kind.value,
+        "status": status.value,
+        "reason": told.reason.value,
+        "message": message if len(message) <= _LONGEST_MESSAGE else f"{message[: _LONGEST_MESSAGE - 1]}…",
+        "lastTransitionTime": since or datetime.fromtimestamp(situation.now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "observedGeneration": situation.generation,
+    }
+
+
+def _role_status(situation: Situation, group: Group, role: str, revision: str) -> dict[str, Any]:
+    return {
+        "replicas": len(group.pods),
+        "desired": group.wanted or 0,
+        "ready": group.ready,
+        "updated": group.updated,
+        "revision": revision,
+        "selector": ",".join(f"{key}={value}" for key, value in names.selector(situation.name, role).items()),
+        "summary": group.summary,
+    }
+
+
+def _revision(situation: Situation, role: Engines) -> str:
+    return situation.wanted_revision or text(situation.previous, role.role.value, "revision")
+
+
+def _rest(situation: Situation, transfer: Transfer) -> dict[str, Any]:
+    rest: dict[str, Any] = {"kvTransfer": {"verifiedRevision": transfer.verified_revision}}
+    if situation.facts is not None:
+        newest, current = ENGINE_TEMPLATE_VERSIONS[-1], situation.facts.template_version
+        rest["engineTemplate"] = {"current": current, "offered": "" if newest == current else newest}
+    elif isinstance(situation.previous.get("engineTemplate"), dict):
+        rest["engineTemplate"] = situation.previous["engineTemplate"]
+    if situation.resource is not None:
+        port = situation.resource.spec.router.service.port
+        rest["url"] = f"http://{names.router_name(situation.name)}.{situation.namespace}.svc:{port}"
+    else:
+        rest["url"] = text(situation.previous, "url")
+    return rest
+
+
+def _transitions(previous: Object, conditions: Sequence[Object]) -> Iterator[Transition]:
+    """An Event for each change of a status or a reason, but one for changes that say the same."""
+    told: set[tuple[str, str]] = set()
+    for condition in conditions:
+        kind = ConditionType(condition["type"])
+        before = previous_condition(previous, kind)
+        same = (before.get("status"), before.get("reason")) == (condition["status"], condition["reason"])
+        quiet = kind in (ConditionType.DEGRADED, ConditionType.UPDATE_AVAILABLE) and condition["status"] == "False"
+        event = (condition["reason"], condition["message"])
+        if kind not in _EVENTS_OF or same or (quiet and not before) or event in told:
+            continue
+        told.add(event)
+        yield Transition(_event_type(kind, condition["status"]), Reason(condition["reason"]), condition["message"])
+
+
+def _event_type(kind: ConditionType, status: str) -> Literal["Normal", "Warning"]:
+    bad = "True" if kind is ConditionType.DEGRADED else "False"
+    informs = kind in (ConditionType.PAUSED, ConditionType.UPDATE_AVAILABLE)
+    return "Normal" if informs or status != bad else "Warning"
