@@ -192,8 +192,8 @@ def _wanted_engines(situation: Situation, role: Role, statefulset: Object | None
     return 0 if spec.suspend else own.replicas
 
 
-def _updated_engines(situation: Situation, role: Role, statefulset: StatefulSet | None, living: tuple[Pod, ...]) -> int:
-    if statefulset is None or not statefulset.settled:
+def _updated_engines(situation: Situation, role: Role, own: StatefulSet | None, living: tuple[Pod, ...]) -> int:
+    if own is None or not own.settled:
         # Which revision the wanted template has is not known yet, or no longer.
         return min(count(situation.previous, role.value, "updated"), len(living))
     if not own.template_wanted:
