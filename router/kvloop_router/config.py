@@ -53,10 +53,24 @@ class Model(_Model):
     served_name: str = Field(min_length=1)
 
 
-class Discovery(_Model):
-    """Where engines come from: a watched file with a JSON list."""
+class KubernetesDiscovery(_Model):
+    """The pods of one deployment. ``namespace``: where none is given, that of the environment's POD_NAMESPACE."""
 
-    file: str
+    deployment: str = Field(min_length=1)
+    namespace: str = Field(min_length=1)
+
+
+class Discovery(_Model):
+    """Where engines come from: a watched file with a JSON list, or the API server."""
+
+    file: str | None = None
+    kubernetes: KubernetesDiscovery | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Discovery:
+        if (self.file is None) == (self.kubernetes is None):
+            raise ValueError("set exactly one of file and kubernetes")
+        return self
 
 
 class KVTransfer(_Model):
@@ -141,7 +155,10 @@ class Config(_Model):
 
 
 def parse(text: str, environment: Mapping[str, str]) -> Config:
-    """The configuration in ``text``; ``$(NAME)`` in the hosts is taken from ``environment``. Raises InvalidConfig."""
+    """The configuration in ``text``. Raises InvalidConfig.
+
+    environment: for ``$(NAME)`` in the hosts, and for the namespace.
+    """
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -150,6 +167,7 @@ def parse(text: str, environment: Mapping[str, str]) -> Config:
         raise InvalidConfig("not a map of settings")
     for section in ("listen", "admin"):
         _expand_host(document.get(section), environment)
+    _set_namespace(document.get("discovery"), environment)
     try:
         return Config.model_validate(document)
     except ValidationError as error:
@@ -209,6 +227,12 @@ def _read(path: Path, field: str) -> bytes:
 def _expand_host(section: Any, environment: Mapping[str, str]) -> None:
     if isinstance(section, dict) and isinstance(section.get("host"), str):
         section["host"] = _VARIABLE.sub(lambda match: environment.get(match[1], match[0]), section["host"])
+
+
+def _set_namespace(discovery: Any, environment: Mapping[str, str]) -> None:
+    pods = discovery.get("kubernetes") if isinstance(discovery, dict) else None
+    if isinstance(pods, dict) and pods.get("namespace") is None and "POD_NAMESPACE" in environment:
+        pods["namespace"] = environment["POD_NAMESPACE"]
 
 
 def _line(fault: Any) -> str:

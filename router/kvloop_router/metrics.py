@@ -32,6 +32,9 @@ class Metrics:
         self.retries = self._counter("retries", "Legs that were sent again.", "leg")
         self.disconnects = self._counter("client_disconnects", "Clients that left before their answer's end.", "phase")
         self.breaks = self._counter("upstream_breaks", "Answers that ended before their end.", "engine")
+        self.discovery = self._counter(
+            "discovery_interruptions", "Watches of the engines' pods that did not end by their time.", "reason"
+        )
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "From the request to the answer's first byte.", "path"
         )

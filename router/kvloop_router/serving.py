@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from aiohttp import web
 
@@ -140,7 +141,7 @@ async def serving(
                 await store.orphan(process)
             pairs.update(specs)
 
-        background.serve(watch(Path(config.discovery.file), discovered, interval=_DISCOVERY_SECONDS), "discovery")
+        background.serve(await _discovery(config, discovered, metrics, random), "discovery")
         background.serve(engines.watch(interval=_HEALTH_SECONDS), "health checks")
 
         async def release(item: Pending) -> None:
@@ -164,6 +165,26 @@ async def serving(
         )
         yield router
         await router.release_all()
+
+
+async def _discovery(
+    config: Config, update: Callable[[tuple[EngineSpec, ...]], Awaitable[None]], metrics: Metrics, random: Random
+) -> Coroutine[Any, Any, None]:
+    """What keeps the engines up to date. Raises InvalidConfig."""
+    pods = config.discovery.kubernetes
+    if pods is None:
+        return watch(Path(str(config.discovery.file)), update, interval=_DISCOVERY_SECONDS)
+    # The client of the API server takes a second to load, which only a router in a cluster has to spend.
+    from kvloop_router import pod_watch
+
+    await pod_watch.check_connection()
+    return pod_watch.PodWatch(
+        pods.deployment,
+        pods.namespace,
+        update,
+        random=random,
+        interrupted=lambda why: metrics.discovery.labels(why).inc(),
+    ).run()
 
 
 async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: int) -> tuple[str, int]:

@@ -81,6 +81,16 @@ def test_what_has_a_default_can_be_left_out() -> None:
         pytest.param("kvTransfer.decoderKvBlocksTtlSeconds", 0, "decoderKvBlocksTtlSeconds", id="no retention"),
         pytest.param("handleTtlSeconds", 451, "handleTtlSeconds", id="a handle that outlives its blocks"),
         pytest.param("model.servedName", "", "model.servedName", id="an empty name"),
+        pytest.param("discovery", {}, "exactly one", id="no discovery"),
+        pytest.param(
+            "discovery.kubernetes", {"deployment": "d", "namespace": "n"}, "exactly one", id="two discoveries"
+        ),
+        pytest.param(
+            "discovery", {"kubernetes": {"deployment": "d"}}, "discovery.kubernetes.namespace", id="no namespace"
+        ),
+        pytest.param(
+            "discovery", {"kubernetes": {"namespace": "n"}}, "discovery.kubernetes.deployment", id="no deployment"
+        ),
     ],
 )
 def test_a_fault_is_refused_and_names_its_field(path: str, value: Any, named: str) -> None:
@@ -109,6 +119,18 @@ def test_a_host_is_expanded_from_the_environment_as_kubernetes_does() -> None:
 
     assert parsed(document, {"POD_IP": "127.0.10.5"}).listen.host == "127.0.10.5"
     assert parsed(document).listen.host == "$(POD_IP)"
+
+
+@pytest.mark.parametrize(("given", "namespace"), [({}, "mine"), ({"namespace": "theirs"}, "theirs")])
+def test_pods_are_looked_for_in_the_routers_own_namespace_unless_told_otherwise(
+    given: dict[str, str], namespace: str
+) -> None:
+    document = changed("discovery", {"kubernetes": {"deployment": "demo", **given}})
+
+    pods = parsed(document, {"POD_NAMESPACE": "mine"}).discovery.kubernetes
+
+    assert pods is not None
+    assert (pods.deployment, pods.namespace) == ("demo", namespace)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
