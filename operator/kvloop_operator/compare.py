@@ -52,6 +52,9 @@ _QUANTITY_MAPS = ("requests", "limits", "overhead")
 _QUANTITY_FIELDS = ("sizeLimit", "divisor")
 _FREE_MAPS = ("annotations", "data", "labels", "matchLabels", "nodeSelector", "selector", "stringData")
 
+# What everybody who writes an object says, and nobody owns.
+_NOBODYS: frozenset[Path] = frozenset({("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace")})
+
 # Empty objects that say something. The API server drops or fills in all others.
 _MEANT_EMPTY = ("emptyDir", "namespaceSelector", "podSelector")
 
@@ -166,7 +169,8 @@ def _equal(live: Any, desired: Any, path: Path) -> bool:
         wanted = amount(desired)
         if wanted is not None:
             return amount(live) == wanted
-    return type(live) is type(desired) and bool(live == desired)
+    # In Python True is 1; in JSON it is not.
+    return isinstance(live, bool) is isinstance(desired, bool) and bool(live == desired)
 
 
 def _is_quantity(path: Path) -> bool:
@@ -225,13 +229,14 @@ def _unwanted(owned: Mapping[str, Any], desired: Any, path: Path) -> Iterator[Pa
 
 def _not_owned(owned: Mapping[str, Any], desired: Mapping[str, Any], path: Path) -> Iterator[Path]:
     for name, value in desired.items():
-        if path in ((), ("metadata",)) and name in ("apiVersion", "kind", "name", "namespace"):
-            # Everybody who writes an object says these; nobody owns them.
-            continue
         step = (*path, name)
+        if step in _NOBODYS:
+            continue
         below = owned.get(f"f:{name}")
         if below is None:
-            if not _says_nothing(value, step):
+            if step == ("metadata",):
+                yield from _not_owned({}, value, step)
+            elif not _says_nothing(value, step):
                 yield step
         elif below and isinstance(value, Mapping):
             yield from _not_owned(below, value, step)

@@ -205,7 +205,8 @@ def _engines_missing(view: View) -> Verdict | None:
     cause = worst(each for role in view.roles if not role.ready for each in role.findings)
     if cause is not None and _is_grave(view, cause):
         return _stalled(cause.reason, cause.message)
-    if view.phase is Phase.BLOCKED and view.situation.step is not None:
+    waits = cause is not None and cause.reason not in (Reason.LOADING_MODEL, Reason.STARTING)
+    if view.phase is Phase.BLOCKED and view.situation.step is not None and not waits:
         return _stalled(Reason.START_TIMED_OUT, f"{view.situation.step.reason}; see its events and log")
     if cause is not None:
         return _waiting(cause.reason, cause.message)

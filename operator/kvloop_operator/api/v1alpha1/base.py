@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -120,8 +120,13 @@ QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9
 _MAXIMUM_QUANTITY_LENGTH = 32
 
 
+def _is_whole(value: object) -> TypeGuard[int]:
+    """Whether the API server sees a whole number: beyond 64 bits it takes none for one."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
 def _quantity(value: object) -> int | str:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if _is_whole(value) and value >= 0:
         return value
     if isinstance(value, str) and len(value) <= _MAXIMUM_QUANTITY_LENGTH and re.fullmatch(QUANTITY_PATTERN, value):
         return value
@@ -146,7 +151,7 @@ PERCENT_PATTERN = r"^(100|[1-9]?[0-9])%$"
 
 
 def _count_or_percent(value: object) -> int | str:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if _is_whole(value) and value >= 0:
         return value
     if isinstance(value, str) and re.fullmatch(PERCENT_PATTERN, value):
         return value
@@ -164,7 +169,7 @@ _MAXIMUM_FREE_LENGTH = 1024
 
 
 def _whole_or_text(value: object) -> int | str:
-    if isinstance(value, int) and not isinstance(value, bool):
+    if _is_whole(value):
         return value
     if isinstance(value, str) and len(value) <= _MAXIMUM_FREE_LENGTH:
         return value

@@ -108,7 +108,7 @@ class Toleration(Part):
     operator: TolerationOperator | None = None
     value: Annotated[str, Field(max_length=63)] | None = None
     effect: TaintEffect | None = None
-    toleration_seconds: Annotated[int, Field(ge=0)] | None = None
+    toleration_seconds: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
 
 
 Tolerations = Annotated[
@@ -210,11 +210,11 @@ class WhenUnsatisfiable(StrEnum):
 
 
 class TopologySpreadConstraint(Part):
-    max_skew: Annotated[int, Field(ge=1)]
+    max_skew: Annotated[int, Field(ge=1, le=2**31 - 1)]
     topology_key: _Key
     when_unsatisfiable: WhenUnsatisfiable
     label_selector: LabelSelector | None = None
-    min_domains: Annotated[int, Field(ge=1)] | None = None
+    min_domains: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
 
 
 SpreadConstraints = Annotated[tuple[TopologySpreadConstraint, ...], Field(max_length=8)]

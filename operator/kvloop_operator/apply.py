@@ -1,0 +1,128 @@
+"""Making a resource's children what they should be: the writes that a difference asks for, and no other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvloop_operator import names
+from kvloop_operator.cluster.api import Api
+from kvloop_operator.cluster.errors import ApiError, Forbidden, NotFound, Refused
+from kvloop_operator.cluster.kinds import BY_NAME, CHILDREN, SECRET, Kind
+from kvloop_operator.cluster.store import Key, Store, owned_by
+from kvloop_operator.compare import needs_apply
+from kvloop_operator.live import Live, Object
+from kvloop_operator.manifests.common import Manifest
+from kvloop_operator.status import Problem, Reason
+
+_log = logging.getLogger(__name__)
+
+
+class PredecessorRemains(Exception):
+    """What belonged to an earlier resource of the same name is still being deleted."""
+
+
+@dataclass(slots=True)
+class Children:
+    """The writes for one resource in one pass. ``problems``: what the API server refused, for the status."""
+
+    api: Api
+    store: Store
+    key: Key
+    uid: str
+    problems: list[Problem] = field(default_factory=list)
+
+    async def apply(self, manifests: Iterable[Manifest], live: Live) -> None:
+        """Apply, in order, what is not live yet. Raises PredecessorRemains and ApiError, but not for what was refused:
+        that is among the problems, and the rest goes on."""
+        for manifest in manifests:
+            place = manifest["kind"], manifest["metadata"]["name"]
+            await self.apply_one(manifest, live.children.get(place))
+
+    async def apply_one(self, manifest: Manifest, live: Object | None) -> Object | None:
+        """Apply one manifest unless ``live`` is as it wants; gives what is live then, None where that was refused."""
+        kind = BY_NAME[manifest["kind"]]
+        paths: Sequence[str] = ()
+        if live is not None:
+            paths = needs_apply(live, manifest)
+            if not paths:
+                return live
+        elif not await self.free(kind, manifest["metadata"]["name"]):
+            return None
+        return await self.write(kind, manifest, paths)
+
+    async def write(self, kind: Kind, manifest: Mapping[str, Any], paths: Sequence[str]) -> Object | None:
+        """Apply one manifest; ``paths``: why, for the log."""
+        name = manifest["metadata"]["name"]
+        try:
+            written = await self.api.apply(kind, manifest)
+        except (Forbidden, Refused) as error:
+            self._refused(error, f"{kind.kind} {name}")
+            return None
+        _log.info("applied", extra={"resource": str(self.key), "child": f"{kind.kind}/{name}", "paths": paths[:5]})
+        if kind is not SECRET:
+            self.store.put(written)
+        return written
+
+    async def remove_unwanted(self, manifests: Iterable[Manifest], live: Live) -> None:
+        """Delete what the resource owns and does not ask for any more."""
+        wanted = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
+        for place, child in live.children.items():
+            if place in wanted or "deletionTimestamp" in child["metadata"]:
+                continue
+            kind, meta = BY_NAME[place[0]], child["metadata"]
+            try:
+                await self.api.delete(kind, meta["namespace"], meta["name"], meta["uid"])
+            except NotFound:
+                pass
+            except (Forbidden, Refused) as error:
+                self._refused(error, f"{kind.kind} {meta['name']}")
+                continue
+            _log.info("deleted", extra={"resource": str(self.key), "child": "/".join(place)})
+            self.store.remove(child)
+
+    async def free(self, kind: Kind, name: str) -> bool:
+        """Whether a name may be taken: nobody has it, or it is the resource's already."""
+        try:
+            found = await self.api.get(kind, self.key.namespace, name)
+        except NotFound:
+            return True
+        except Forbidden as error:
+            self._refused(error, f"{kind.kind} {name}")
+            return False
+        if owned_by(found, self.uid) or _is_orphan(found, self.key):
+            return True
+        if any(_is_predecessor(owner, self.key) for owner in found["metadata"].get("ownerReferences", ())):
+            raise PredecessorRemains(f"{kind.kind} {name}")
+        message = (
+            f"{kind.kind} {name} is there already and belongs to somebody else; delete or rename it, or give this "
+            "resource another name"
+        )
+        self.problems.append(Problem(Reason.NAME_TAKEN, message))
+        return False
+
+    def _refused(self, error: ApiError, what: str) -> None:
+        if isinstance(error, Forbidden) and error.namespace_ends:
+            raise error
+        if isinstance(error, Forbidden):
+            self.problems.append(Problem(Reason.FORBIDDEN, f"{what}: {error.message}"))
+        else:
+            self.problems.append(Problem(Reason.APPLY_FAILED, f"{what}: {error.message}"))
+
+
+def watched_children() -> tuple[Kind, ...]:
+    """The kinds whose changes by others are seen at once."""
+    return tuple(kind for kind in CHILDREN if kind.watched)
+
+
+def _is_orphan(found: Object, key: Key) -> bool:
+    """Made for a resource of this name that was deleted without its children (``--cascade=orphan``)."""
+    labels = found["metadata"].get("labels", {})
+    ours = labels.get(names.LABEL_MANAGED_BY) == "kvloop-operator" and labels.get(names.LABEL_DEPLOYMENT) == key.name
+    return ours and not any(owner.get("controller") for owner in found["metadata"].get("ownerReferences", ()))
+
+
+def _is_predecessor(owner: Mapping[str, Any], key: Key) -> bool:
+    return bool(owner.get("controller")) and (owner.get("kind"), owner.get("name")) == (names.KIND, key.name)
