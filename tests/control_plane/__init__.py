@@ -1,0 +1,1 @@
+"""The operator and its resource on a real API server; no pod runs."""

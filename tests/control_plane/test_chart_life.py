@@ -1,0 +1,257 @@
+"""The charts on a real API server: installed, upgraded, rolled back and uninstalled by the real helm.
+
+On a control plane of its own: it takes the CustomResourceDefinition away, and with it what other tests would have made.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.charts.helm import CHART, CRD, CRDS_CHART, Helm
+from tests.charts.test_render import RIGHTS, rights
+from tests.cluster import cluster
+from tests.cluster.cluster import Cluster
+from tests.cluster.errors import CommandFailedError
+from tests.cluster.fixtures import skip_where_unavailable
+from tests.cluster.kubectl import Kubectl
+from tests.cluster.paths import REPOSITORY
+from tests.cluster.waiting import wait_until
+
+_CRD_NAME: Final = "disaggregatedinferences.kvloop.io"
+_EXAMPLE: Final = yaml.safe_load((REPOSITORY / "examples" / "minimal.yaml").read_text(encoding="utf-8"))
+_RESTRICTED: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
+_RESOURCE: Final = f"dinf/{_EXAMPLE['metadata']['name']}"
+
+
+@pytest.fixture(scope="module")
+def own_control_plane() -> Iterator[Cluster]:
+    with skip_where_unavailable():
+        started = cluster.running("control-plane")
+    with started as control_plane:
+        yield control_plane
+
+
+@pytest.fixture
+def kubectl(own_control_plane: Cluster) -> Iterator[Kubectl]:
+    """kubectl in a namespace that admits restricted pods only. Without the CRD, before and after."""
+    with own_control_plane.namespace(labels=_RESTRICTED) as in_namespace:
+        yield in_namespace
+    own_control_plane.kubectl("delete", f"crd/{_CRD_NAME}", "--ignore-not-found")
+    own_control_plane.kubectl("delete", "clusterrole,clusterrolebinding", "--selector=helm.sh/chart")
+
+
+@pytest.fixture
+def helm(kubectl: Kubectl, tmp_path: Path) -> Helm:
+    assert kubectl.namespace is not None
+    return Helm(tmp_path, kubectl.kubeconfig, kubectl.namespace)
+
+
+def _exists(kubectl: Kubectl, what: str) -> bool:
+    return bool(kubectl("get", what, "--ignore-not-found", "--output=name"))
+
+
+def _operator(kubectl: Kubectl) -> dict[str, Any]:
+    (container,) = kubectl.get("deployment", "kvloop-operator")["spec"]["template"]["spec"]["containers"]
+    assert isinstance(container, dict)
+    return container
+
+
+def _apply_example(kubectl: Kubectl) -> None:
+    kubectl.wait("condition=Established", f"crd/{_CRD_NAME}")
+    kubectl.apply(_EXAMPLE)
+
+
+def _rights(control_plane: Cluster, account: tuple[str, str], namespace: str) -> dict[tuple[str, str], set[str]]:
+    """What a service account may do in a namespace, as the API server sees it, without what everybody may."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": namespace},
+    }
+    as_account = Kubectl(control_plane.service_account(*account))
+    answer = json.loads(
+        as_account("create", "--filename=-", "--validate=false", "--output=json", stdin=json.dumps(review))
+    )
+    rules = [
+        {field: rule.get(field, []) for field in ("apiGroups", "resources", "verbs")}
+        for rule in answer["status"]["resourceRules"]
+    ]
+    return {
+        what: verbs
+        for what, verbs in rights(rules).items()
+        if what[0] not in ("authorization.k8s.io", "authentication.k8s.io")
+    }
+
+
+@pytest.mark.parametrize("chart", [CHART, CRDS_CHART], ids=lambda chart: chart.name)
+def test_a_trial_on_the_server_makes_nothing(kubectl: Kubectl, helm: Helm, chart: Path) -> None:
+    helm("install", "kvloop", chart, "--dry-run=server")
+    assert not _exists(kubectl, f"crd/{_CRD_NAME}")
+    assert not _exists(kubectl, "deployments")
+
+
+@pytest.mark.parametrize("side", ["--server-side=true", "--server-side=false"])
+def test_an_installed_operator_gets_its_pod_where_pods_are_restricted(kubectl: Kubectl, helm: Helm, side: str) -> None:
+    helm("install", "kvloop", CHART, side)
+    kubectl.wait("create", "pod", "--selector=app.kubernetes.io/name=kvloop-operator")
+    (pod,) = kubectl.list("pods", selector="app.kubernetes.io/instance=kvloop")
+    assert pod["spec"]["serviceAccountName"] == "kvloop-operator"
+    assert "kvloop-operator-metrics" in [each["metadata"]["name"] for each in kubectl.list("services")]
+    _apply_example(kubectl)
+
+
+def test_the_operators_account_has_the_rights_that_it_needs_and_no_other(
+    own_control_plane: Cluster, kubectl: Kubectl, helm: Helm
+) -> None:
+    helm("install", "kvloop", CHART)
+    account = (helm.namespace, "kvloop-operator")
+    assert _rights(own_control_plane, account, "default") == {what: set(verbs) for what, verbs in RIGHTS.items()}
+
+
+def test_the_operator_can_give_a_router_its_rights_and_no_more(
+    own_control_plane: Cluster, kubectl: Kubectl, helm: Helm
+) -> None:
+    """The API server lets nobody make a role that holds more than its maker."""
+    helm("install", "kvloop", CHART)
+    operator = Kubectl(own_control_plane.service_account(helm.namespace, "kvloop-operator"), helm.namespace)
+    operator("create", "role", "router", "--verb=get,list,watch", "--resource=pods")
+    operator("create", "rolebinding", "router", "--role=router", f"--serviceaccount={helm.namespace}:router")
+    with pytest.raises(CommandFailedError, match="attempting to grant RBAC permissions not currently held"):
+        operator("create", "role", "greedy", "--verb=list", "--resource=secrets")
+
+
+def test_with_two_namespaces_the_operator_has_its_rights_there_and_none_elsewhere(
+    own_control_plane: Cluster, kubectl: Kubectl, helm: Helm
+) -> None:
+    with own_control_plane.namespace() as one, own_control_plane.namespace() as other:
+        watched = [one.namespace, other.namespace]
+        helm("install", "kvloop", CHART, values={"watchNamespaces": watched})
+        account = (helm.namespace, "kvloop-operator")
+        wanted = {what: set(verbs) for what, verbs in RIGHTS.items()}
+        for namespace in watched:
+            assert namespace is not None
+            assert _rights(own_control_plane, account, namespace) == wanted
+        for namespace in ("default", helm.namespace):
+            assert _rights(own_control_plane, account, namespace) == {}
+        assert _operator(kubectl)["args"][:2] == [f"--namespace={namespace}" for namespace in watched]
+
+        helm("upgrade", "kvloop", CHART, values={"watchNamespaces": watched[:1]})
+        assert not _exists(other, "role/kvloop-operator")
+        helm("uninstall", "kvloop", "--wait")
+        assert not _exists(one, "role/kvloop-operator")
+
+
+def test_an_upgrade_changes_the_operator_and_a_rollback_returns_it(kubectl: Kubectl, helm: Helm) -> None:
+    helm("install", "kvloop", CHART, values={"operator": {"workers": 2}})
+    before = _operator(kubectl)
+    assert "--workers=2" in before["args"]
+
+    helm("upgrade", "kvloop", CHART, values={"operator": {"workers": 4}, "image": {"tag": "v9"}})
+    changed = _operator(kubectl)
+    assert "--workers=4" in changed["args"]
+    assert changed["image"] == "kvloop/operator:v9"
+
+    helm("rollback", "kvloop", "1")
+    assert _operator(kubectl) == before
+
+
+def test_an_upgrade_brings_the_new_definition(kubectl: Kubectl, helm: Helm, tmp_path: Path) -> None:
+    """Of a chart's own folder `crds`, helm would install it once and never touch it again."""
+    older = tmp_path / "kvloop"
+    shutil.copytree(CHART, older)
+    (definition,) = (older / "files").iterdir()
+    document = yaml.load(definition.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    document["spec"]["names"]["shortNames"] = ["older"]
+    definition.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+
+    helm("install", "kvloop", older)
+    assert kubectl.get("crd", _CRD_NAME)["spec"]["names"]["shortNames"] == ["older"]
+    helm("upgrade", "kvloop", CHART)
+    assert kubectl.get("crd", _CRD_NAME)["spec"]["names"]["shortNames"] == ["dinf"]
+
+
+def test_uninstalling_leaves_the_definition_and_the_resources_and_installing_finds_them_again(
+    kubectl: Kubectl, helm: Helm
+) -> None:
+    helm("install", "kvloop", CHART)
+    _apply_example(kubectl)
+    uid = kubectl.get(*_RESOURCE.split("/"))["metadata"]["uid"]
+
+    helm("uninstall", "kvloop", "--wait")
+    assert not _exists(kubectl, "deployments")
+    assert not _exists(kubectl, "clusterrole/kvloop-operator")
+    assert kubectl.get(*_RESOURCE.split("/"))["metadata"]["uid"] == uid
+
+    helm("install", "kvloop", CHART)
+    assert kubectl.get(*_RESOURCE.split("/"))["metadata"]["uid"] == uid
+
+
+def test_uninstalling_takes_everything_along_where_it_was_told_to(kubectl: Kubectl, helm: Helm) -> None:
+    helm("install", "kvloop", CHART, values={"crds": {"keep": False}})
+    _apply_example(kubectl)
+    helm("uninstall", "kvloop", "--wait")
+    wait_until(lambda: not _exists(kubectl, f"crd/{_CRD_NAME}"), what="the definition is gone")
+
+
+def test_an_older_definition_that_kubectl_brought_is_taken_over_when_asked(kubectl: Kubectl, helm: Helm) -> None:
+    older = yaml.load(CRD.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    older["spec"]["names"]["shortNames"] = ["older"]
+    kubectl.apply(older, server_side=True)
+    _apply_example(kubectl)
+    with pytest.raises(CommandFailedError, match="invalid ownership metadata"):
+        helm("install", "kvloop", CHART)
+
+    helm("install", "kvloop", CHART, "--take-ownership", "--force-conflicts")
+    assert kubectl.get("crd", _CRD_NAME)["spec"]["names"]["shortNames"] == ["dinf"]
+    assert _exists(kubectl, _RESOURCE)
+
+
+def test_definition_and_operator_can_be_releases_of_their_own(kubectl: Kubectl, helm: Helm) -> None:
+    helm("install", "kvloop-crds", CRDS_CHART)
+    helm("install", "kvloop", CHART, values={"crds": {"enabled": False}})
+    _apply_example(kubectl)
+    helm("uninstall", "kvloop", "--wait")
+    helm("uninstall", "kvloop-crds", "--wait")
+    assert _exists(kubectl, _RESOURCE)
+
+
+def test_who_may_edit_a_namespace_may_edit_its_resources(
+    own_control_plane: Cluster, kubectl: Kubectl, helm: Helm
+) -> None:
+    helm("install", "kvloop", CHART)
+    _apply_example(kubectl)
+    for role in ("view", "edit"):
+        kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}er")
+    viewer, editor = (Kubectl(own_control_plane.user(name), helm.namespace) for name in ("viewer", "editer"))
+
+    def may(who: Kubectl, verb: str, subresource: str = "") -> bool:
+        try:
+            return who("auth", "can-i", verb, "dinf", f"--subresource={subresource}").strip() == "yes"
+        except CommandFailedError:
+            return False
+
+    # The controller adds our rules to the cluster's own roles a moment after the chart brings them.
+    wait_until(lambda: may(editor, "patch"), what="the role edit covers resources")
+    wait_until(lambda: may(viewer, "get"), what="the role view covers resources")
+    assert may(editor, "patch", "scale")
+    assert not may(viewer, "patch")
+    assert not may(editor, "patch", "status")
+
+
+def test_the_file_for_kubectl_installs_an_operator_that_gets_its_pod(own_control_plane: Cluster) -> None:
+    file = REPOSITORY / "examples" / "kubectl" / "operator.yaml"
+    system = Kubectl(own_control_plane.kubeconfig, "kvloop-system")
+    try:
+        system("apply", "--server-side", f"--filename={CRD.parent}", f"--filename={file}")
+        system.wait("create", "pod", "--selector=app.kubernetes.io/name=kvloop-operator")
+        wanted = {what: set(verbs) for what, verbs in RIGHTS.items()}
+        assert _rights(own_control_plane, ("kvloop-system", "kvloop-operator"), "default") == wanted
+    finally:
+        system("delete", f"--filename={CRD.parent}", f"--filename={file}", "--wait=false")
