@@ -19,20 +19,21 @@ _GOLDEN: Final = Path(__file__).parent / "golden"
 _FOR_KUBECTL: Final = REPOSITORY / "examples" / "kubectl" / "operator.yaml"
 _DIGEST: Final = "sha256:" + "0123456789abcdef" * 4
 
-_WRITE: Final = ("list", "watch", "create", "patch", "delete")
-_UNWATCHED: Final = ("list", "create", "patch", "delete")
+_KEPT: Final = ("get", "list", "watch", "create", "patch")
+_DROPPED: Final = (*_KEPT, "delete")
+_UNWATCHED: Final = ("get", "list", "create", "patch", "delete")
 RIGHTS: Final = {
-    ("kvloop.io", "disaggregatedinferences"): ("get", "list", "watch"),
+    ("kvloop.io", "disaggregatedinferences"): ("list", "watch"),
     ("kvloop.io", "disaggregatedinferences/status"): ("patch",),
-    ("apps", "statefulsets"): _WRITE,
-    ("apps", "deployments"): _WRITE,
-    ("", "services"): _WRITE,
-    ("", "configmaps"): _WRITE,
-    ("", "serviceaccounts"): _WRITE,
-    ("policy", "poddisruptionbudgets"): _WRITE,
-    ("networking.k8s.io", "networkpolicies"): _WRITE,
-    ("rbac.authorization.k8s.io", "roles"): _WRITE,
-    ("rbac.authorization.k8s.io", "rolebindings"): _WRITE,
+    ("apps", "statefulsets"): _KEPT,
+    ("apps", "deployments"): _KEPT,
+    ("", "services"): _KEPT,
+    ("", "configmaps"): _KEPT,
+    ("", "serviceaccounts"): _DROPPED,
+    ("policy", "poddisruptionbudgets"): _KEPT,
+    ("networking.k8s.io", "networkpolicies"): _DROPPED,
+    ("rbac.authorization.k8s.io", "roles"): _KEPT,
+    ("rbac.authorization.k8s.io", "rolebindings"): _KEPT,
     ("resource.k8s.io", "resourceclaimtemplates"): _UNWATCHED,
     ("monitoring.coreos.com", "podmonitors"): _UNWATCHED,
     ("", "secrets"): ("get", "create", "patch"),
