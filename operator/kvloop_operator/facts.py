@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Literal
 
 from kvloop_connector.settings import Role
 from kvloop_operator import names
@@ -23,6 +24,8 @@ POD_MONITOR_API = "monitoring.coreos.com/v1/PodMonitor"
 RESOURCE_CLAIM_API = "resource.k8s.io/v1/ResourceClaimTemplate"
 OPTIONAL_APIS = frozenset({POD_MONITOR_API, RESOURCE_CLAIM_API})
 """APIs that a cluster may or may not have."""
+
+Discovery = Literal["kubernetes", "file"]
 
 ENGINE_TEMPLATE_VERSIONS = ("1",)
 """Engine pod templates that this operator can render, oldest first."""
@@ -46,6 +49,7 @@ class OperatorSettings:
 
     router_image: image of the router where the resource names none.
     bind_address: what servers in pods listen on; ``$(POD_IP)`` is expanded from the environment as Kubernetes does.
+    discovery: where routers learn of engines: from the API server, or from ``engines_file`` where there is none.
     apis: which of OPTIONAL_APIS the cluster has.
     secret_material: None where the Secret exists already or is somebody else's business.
     operator_namespace: where the operator polls the routers' admin ports from; None lets every pod through to them.
@@ -55,6 +59,7 @@ class OperatorSettings:
 
     router_image: str = "kvloop/router:v0.1.0"
     bind_address: str = "0.0.0.0"  # noqa: S104 (a pod's own network)
+    discovery: Discovery = "kubernetes"
     engines_file: str = names.ENGINES_FILE
     apis: frozenset[str] = OPTIONAL_APIS
     secret_material: SecretMaterial | None = None
@@ -96,6 +101,7 @@ class Facts:
     apis: frozenset[str]
     router_image: str
     bind_address: str
+    discovery: Discovery
     engines_file: str
     secret_name: str
     secret_material: SecretMaterial | None
@@ -129,6 +135,7 @@ def resolve(resource: DisaggregatedInference, settings: OperatorSettings) -> Fac
         apis=settings.apis,
         router_image=spec.router.image or settings.router_image,
         bind_address=settings.bind_address,
+        discovery=settings.discovery,
         engines_file=settings.engines_file,
         secret_name=names.router_name(resource.metadata.name),
         secret_material=settings.secret_material,

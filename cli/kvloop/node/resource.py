@@ -178,6 +178,7 @@ def _overlaid(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
 def _operator_settings(state_dir: Path) -> OperatorSettings:
     return OperatorSettings(
         bind_address=BIND_ADDRESS,
+        discovery="file",
         engines_file=str(engines_path(state_dir)),
         apis=frozenset(),
         secret_material=SecretMaterial(admin_token=secrets.token_urlsafe(24), digest_key=secrets.token_hex(32)),

@@ -19,6 +19,9 @@ _API_KEYS_VOLUME = "kvloop-api-keys"
 _TEMPORARY_VOLUME = "kvloop-tmp"
 _USER = 65532
 _EXIT_MARGIN_SECONDS = 30
+_PRE_STOP_SECONDS = 5
+"""How long the proxies of Services may take to send nothing more to a pod that ends. A router that was told to stop
+refuses new turns."""
 
 
 def router_config(context: Context) -> dict[str, Any]:
@@ -36,7 +39,7 @@ def router_config(context: Context) -> dict[str, Any]:
             "tokenFile": f"{names.SECRET_DIRECTORY}/{names.ADMIN_TOKEN_KEY}",
         },
         "model": {"id": spec.model.id or model_argument(spec), "servedName": served_name(spec)},
-        "discovery": {"file": context.facts.engines_file},
+        "discovery": _discovery(context),
         "digestKeyFile": f"{names.SECRET_DIRECTORY}/{names.DIGEST_KEY_KEY}",
         "handleTtlSeconds": ttl,
         "kvTransfer": {
@@ -156,6 +159,17 @@ def _config_text(context: Context) -> str:
     return yaml.safe_dump(router_config(context), sort_keys=False)
 
 
+def _asks_api_server(context: Context) -> bool:
+    return context.facts.discovery == "kubernetes"
+
+
+def _discovery(context: Context) -> dict[str, Any]:
+    # The namespace is that of the router's own pod.
+    if _asks_api_server(context):
+        return {"kubernetes": {"deployment": context.name}}
+    return {"file": context.facts.engines_file}
+
+
 def _api_keys_file(context: Context) -> str | None:
     reference = context.spec.router.api_keys_secret_ref
     return None if reference is None else f"{names.API_KEYS_DIRECTORY}/{reference.key}"
@@ -183,7 +197,7 @@ def _pod(context: Context) -> dict[str, Any]:
     spec, router = context.spec, context.spec.router
     pod: dict[str, Any] = {
         "serviceAccountName": names.router_name(context.name),
-        "automountServiceAccountToken": True,
+        "automountServiceAccountToken": _asks_api_server(context),
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.rollout.drain_timeout_seconds + _EXIT_MARGIN_SECONDS,
         "securityContext": {
@@ -234,6 +248,8 @@ def _container(context: Context) -> dict[str, Any]:
         "readinessProbe": _probe("/readyz", period=2, failures=3),
         "livenessProbe": _probe("/healthz", period=10, failures=3),
     }
+    if _asks_api_server(context):
+        container["lifecycle"] = {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}}
     if router.image_pull_policy is not None:
         container["imagePullPolicy"] = router.image_pull_policy.value
     return container
@@ -242,9 +258,10 @@ def _container(context: Context) -> dict[str, Any]:
 def _mounts(context: Context) -> list[dict[str, Any]]:
     mounts: list[dict[str, Any]] = [
         {"name": _CONFIG_VOLUME, "mountPath": names.ROUTER_CONFIG_DIRECTORY, "readOnly": True},
-        {"name": _ENGINES_VOLUME, "mountPath": names.ENGINES_DIRECTORY},
         {"name": _TEMPORARY_VOLUME, "mountPath": "/tmp"},  # noqa: S108 (the pod's own)
     ]
+    if not _asks_api_server(context):
+        mounts.append({"name": _ENGINES_VOLUME, "mountPath": names.ENGINES_DIRECTORY})
     if context.spec.router.api_keys_secret_ref is not None:
         mounts.append({"name": _API_KEYS_VOLUME, "mountPath": names.API_KEYS_DIRECTORY, "readOnly": True})
     return mounts
@@ -267,9 +284,10 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
                 ],
             },
         },
-        {"name": _ENGINES_VOLUME, "emptyDir": {}},
         {"name": _TEMPORARY_VOLUME, "emptyDir": {}},
     ]
+    if not _asks_api_server(context):
+        volumes.append({"name": _ENGINES_VOLUME, "emptyDir": {}})
     reference = context.spec.router.api_keys_secret_ref
     if reference is not None:
         keys = [{"key": reference.key, "path": reference.key}]

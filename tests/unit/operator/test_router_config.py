@@ -6,23 +6,28 @@ from pathlib import Path
 
 import pytest
 
+from kvloop_connector.settings import Role
+from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import DisaggregatedInference
 from kvloop_operator.desired import desired
 from kvloop_operator.facts import OperatorSettings
+from kvloop_router import pod_discovery
 from kvloop_router.config import Config, parse
 from tests.unit.operator.documents import child, facts_of, fixtures, manifests, read
+
+ENVIRONMENT = {"POD_IP": "127.0.10.2", "POD_NAMESPACE": "team"}
 
 
 def config(settings: OperatorSettings | None = None, **changes: object) -> Config:
     text = child(manifests(settings, **changes), "ConfigMap", "demo-router")["data"]["router.yaml"]
-    return parse(text, {"POD_IP": "127.0.10.2"})
+    return parse(text, ENVIRONMENT)
 
 
 @pytest.mark.parametrize("file", fixtures("good"), ids=lambda file: file.stem)
 def test_the_router_takes_every_configuration_that_the_operator_writes(file: Path) -> None:
     parsed = DisaggregatedInference.parse(read(file))
     (text,) = [each["data"]["router.yaml"] for each in desired(parsed, facts_of(parsed)) if each["kind"] == "ConfigMap"]
-    parse(text, {})
+    parse(text, ENVIRONMENT)
 
 
 def test_every_setting_of_the_router_is_written() -> None:
@@ -78,7 +83,53 @@ def test_files_that_the_configuration_names_are_mounted() -> None:
     }
     assert files == {"/etc/kvloop/router.yaml", told.admin.token_file, told.digest_key_file}
     assert volumes[mounts["/etc/kvloop/api-keys"]]["secret"]["items"] == [{"key": "list", "path": "list"}]
-    assert mounts[str(Path(told.discovery.file).parent)] == "kvloop-engines"
+    assert "kvloop-engines" not in volumes
+
+
+def test_a_router_in_a_cluster_asks_the_api_server_for_the_pods_of_its_deployment() -> None:
+    children = manifests()
+    pods = config().discovery.kubernetes
+    assert pods is not None
+    assert (pods.deployment, pods.namespace) == ("demo", "team")
+    pod = child(children, "Deployment", "demo-router")["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is True
+    sources = {entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in pod["containers"][0]["env"]}
+    assert sources["POD_NAMESPACE"] == "metadata.namespace"
+    (rule,) = child(children, "Role", "demo-router")["rules"]
+    assert (rule["resources"], set(rule["verbs"])) == (["pods"], {"get", "list", "watch"})
+
+
+def test_the_router_finds_the_pods_that_the_operator_makes_by_their_labels_container_and_port() -> None:
+    wanted = pod_discovery.selector("demo")
+    assert f"{names.LABEL_DEPLOYMENT}=demo" in wanted
+    assert wanted.split(",", 1)[1].startswith(f"{names.LABEL_ROLE} in ")
+    for role in Role:
+        template = child(manifests(), "StatefulSet", f"demo-{role}")["spec"]["template"]
+        statuses = [
+            {"name": container["name"], "state": {"running": {}}, "started": True, "containerID": f"x://{index}"}
+            for index, container in enumerate(template["spec"]["containers"])
+        ]
+        pod = {
+            "metadata": {**template["metadata"], "name": f"demo-{role}-0", "uid": "u"},
+            "status": {"podIP": "10.0.0.1", "containerStatuses": statuses},
+        }
+        pod["metadata"]["labels"][names.LABEL_DRAINING] = "1"
+        engine = pod_discovery.engine_of(pod)
+        assert engine is not None
+        assert (engine.role, engine.draining, engine.process) == (role, True, "x://0")
+        assert engine.kv_revision == template["metadata"]["labels"][names.LABEL_KV_REVISION]
+        (container,) = [one for one in template["spec"]["containers"] if one["name"] == pod_discovery.ENGINE_CONTAINER]
+        assert engine.url == f"http://10.0.0.1:{container['ports'][0]['containerPort']}"
+
+
+def test_a_router_on_the_local_node_reads_the_engines_file() -> None:
+    settings = OperatorSettings(discovery="file", engines_file="/run/kvloop/engines.json")
+    assert config(settings).discovery.file == "/run/kvloop/engines.json"
+    pod = child(manifests(OperatorSettings(discovery="file")), "Deployment", "demo-router")["spec"]["template"]["spec"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts[names.ENGINES_DIRECTORY] == "kvloop-engines"
+    assert pod["automountServiceAccountToken"] is False
+    assert "lifecycle" not in pod["containers"][0]
 
 
 def test_the_local_nodes_address_is_expanded_by_the_router() -> None:
