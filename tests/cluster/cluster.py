@@ -21,6 +21,7 @@ from tests.cluster.errors import ClusterFailedError, ClusterUnavailableError
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.paths import REPOSITORY
 from tests.cluster.state import Size, State, new_state, read_ready
+from tests.cluster.waiting import wait_until
 
 _TOKEN_DURATION: Final = "24h"
 
@@ -77,6 +78,18 @@ class Cluster:
             yield in_namespace
         finally:
             self.kubectl("delete", "namespace", name, "--wait=false")
+
+    def define(self, definition: Path) -> None:
+        """Apply the CustomResourceDefinition in a file, and wait until its kind is served."""
+        self.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={definition}")
+
+        def established() -> bool:
+            # Not `kubectl wait`, which gives up on an object that has no conditions yet.
+            status = self.kubectl.json("get", f"--filename={definition}").get("status", {})
+            conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+            return conditions.get("Established") == "True"
+
+        wait_until(established, what=f"the kind of {definition.name} served")
 
     def load_images(self, archive: Path) -> None:
         """Load the images of an OCI archive into the node."""

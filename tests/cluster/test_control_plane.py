@@ -39,8 +39,7 @@ def test_controllers_and_scheduler_work_where_no_kubelet_does(control_plane: Clu
 
 def test_a_resource_of_ours_round_trips(control_plane: Cluster) -> None:
     example = yaml.safe_load(_EXAMPLE.read_text())
-    control_plane.kubectl("apply", "--server-side", f"--filename={_CRD}")
-    control_plane.kubectl.wait("condition=Established", f"crd/{yaml.safe_load(_CRD.read_text())['metadata']['name']}")
+    control_plane.define(_CRD)
     with control_plane.namespace() as kubectl:
         kubectl.apply(example)
         found = kubectl.get("dinf", example["metadata"]["name"])

@@ -108,7 +108,7 @@ class Toleration(Part):
     operator: TolerationOperator | None = None
     value: Annotated[str, Field(max_length=63)] | None = None
     effect: TaintEffect | None = None
-    toleration_seconds: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
 
 
 Tolerations = Annotated[
