@@ -89,3 +89,9 @@ def find(manifests: Sequence[Manifest], kind: str, name: str | None = None) -> M
 def kinds(manifests: Sequence[Manifest]) -> list[str]:
     """The kinds of objects, sorted."""
     return sorted(each["kind"] for each in manifests)
+
+
+def read_values(chart: Path) -> Manifest:
+    """The defaults of a chart."""
+    values: Manifest = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
+    return values

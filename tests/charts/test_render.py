@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
 
-from tests.charts.helm import CHART, CRD, CRDS_CHART, Helm, Manifest, Values, documents, find, kinds
+from kvloop_operator.settings import parse
+from tests.charts.generated import assert_generated
+from tests.charts.helm import CHART, CRD, CRDS_CHART, Helm, Manifest, Values, documents, find, kinds, read_values
 from tests.charts.pod_security import offences
 from tests.cluster.errors import CommandFailedError
 from tests.cluster.paths import REPOSITORY
@@ -54,7 +55,7 @@ CASES: Final[dict[str, Values]] = {
         "imagePullSecrets": [{"name": "registry"}],
         "crds": {"keep": False},
         "operator": {"resyncSeconds": 60, "workers": 2, "unschedulableSeconds": 1200, "logLevel": "debug"},
-        "extraArgs": ["--more"],
+        "extraArgs": ["--host=0.0.0.0"],
         "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.org:3128"}],
         "resources": {"requests": {"cpu": 1}},
         "serviceAccount": {"name": "inference", "annotations": {"example.org/role": "inference"}},
@@ -120,12 +121,12 @@ def _without_crd(text: str) -> str:
 @pytest.mark.parametrize("case", CASES)
 def test_a_release_is_the_golden_one(helm: Helm, case: str) -> None:
     rendered = _without_crd(helm("template", "kvloop", CHART, values=CASES[case]))
-    _assert_golden(_GOLDEN / f"{case}.yaml", rendered)
+    assert_generated(_GOLDEN / f"{case}.yaml", rendered)
 
 
 def test_the_file_for_kubectl_is_the_chart_without_the_crd_and_a_namespace_for_it(helm: Helm) -> None:
     rendered = helm("template", "kvloop", CHART, values={"crds": {"enabled": False}})
-    _assert_golden(_FOR_KUBECTL, _KUBECTL_HEAD + rendered)
+    assert_generated(_FOR_KUBECTL, _KUBECTL_HEAD + rendered)
     assert find(documents(_KUBECTL_HEAD), "Namespace")["metadata"]["name"] == helm.namespace
 
 
@@ -140,13 +141,6 @@ metadata:
   labels:
     pod-security.kubernetes.io/enforce: restricted
 """
-
-
-def _assert_golden(file: Path, rendered: str) -> None:
-    if os.environ.get("UPDATE_GOLDEN"):
-        assert not os.environ.get("CI"), "golden files are not written in CI"
-        file.write_text(rendered, encoding="utf-8")
-    assert rendered == file.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("chart", [CHART, CRDS_CHART], ids=lambda chart: chart.name)
@@ -196,6 +190,20 @@ def test_with_a_list_of_namespaces_nothing_of_the_cluster_as_a_whole_need_be_tou
     rendered = helm.render(CHART, values=values)
     assert kinds(rendered) == ["Deployment", "Role", "RoleBinding", "Service", "ServiceAccount"]
     assert all(each["metadata"]["namespace"] in ("team-a", helm.namespace) for each in rendered)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_operator_understands_its_arguments(helm: Helm, case: str) -> None:
+    arguments = container(helm.render(CHART, values=CASES[case]))["args"]
+    settings = parse(arguments, {"POD_NAMESPACE": helm.namespace})
+    values = read_values(CHART)["operator"] | CASES[case].get("operator", {})
+    assert settings.namespaces == tuple(CASES[case].get("watchNamespaces", ()))
+    assert (settings.probe_port, settings.metrics_port) == (8080, 9090)
+    assert settings.resync_seconds == values["resyncSeconds"]
+    assert settings.workers == values["workers"]
+    assert settings.unschedulable_seconds == values["unschedulableSeconds"]
+    assert settings.log_level == values["logLevel"]
+    assert settings.operator_namespace == helm.namespace
 
 
 def test_what_the_chart_binds_is_the_account_of_the_pod(helm: Helm) -> None:

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from kvloop_operator.facts import OperatorSettings
-from tests.charts.helm import CHART, CRDS_CHART, Helm, Values, find
+from tests.charts.helm import CHART, CRDS_CHART, Helm, Values, find, read_values
 from tests.charts.pod_security import offences
 from tests.charts.test_render import CASES
 from tests.cluster.errors import CommandFailedError
@@ -27,11 +27,6 @@ _CLUSTER_KINDS: Final = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDef
 def read_schema(chart: Path) -> dict[str, Any]:
     schema: dict[str, Any] = json.loads((chart / "values.schema.json").read_text(encoding="utf-8"))
     return schema
-
-
-def read_values(chart: Path) -> dict[str, Any]:
-    values: dict[str, Any] = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
-    return values
 
 
 def paths(values: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
