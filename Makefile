@@ -130,6 +130,11 @@ requirements: $(UV) ## Pin the requirement files anew
 	cd requirements && $(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --generate-hashes --no-emit-index-url --no-header --override engine-overrides.txt engine.in -o engine.txt
 
+.PHONY: wheel
+wheel: install ## Build the distribution that the Dockerfiles install: dist/kvloop-*.whl
+	rm -f dist/kvloop-*.whl
+	$(BIN)/python -m hatchling build --target wheel
+
 .PHONY: clean
 clean: ## Remove what was made here; the cache outside the tree stays
 	rm -rf $(VENV) dist demo.json demo.png .mypy_cache .ruff_cache .pytest_cache .hypothesis
