@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.charts.helm import CHART, CRD, CRDS_CHART, Helm
-from tests.charts.test_render import RIGHTS, rights
+from tests.charts.rights import RIGHTS, rights
 from tests.cluster import cluster
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import CommandFailedError
@@ -245,7 +245,9 @@ def test_who_may_edit_a_namespace_may_edit_its_resources(
     assert not may(editor, "patch", "status")
 
 
-def test_the_file_for_kubectl_installs_an_operator_that_gets_its_pod(own_control_plane: Cluster) -> None:
+def test_the_file_for_kubectl_installs_an_operator_that_helm_can_take_over(
+    own_control_plane: Cluster, tmp_path: Path
+) -> None:
     file = REPOSITORY / "examples" / "kubectl" / "operator.yaml"
     system = Kubectl(own_control_plane.kubeconfig, "kvloop-system")
     try:
@@ -253,5 +255,11 @@ def test_the_file_for_kubectl_installs_an_operator_that_gets_its_pod(own_control
         system.wait("create", "pod", "--selector=app.kubernetes.io/name=kvloop-operator")
         wanted = {what: set(verbs) for what, verbs in RIGHTS.items()}
         assert _rights(own_control_plane, ("kvloop-system", "kvloop-operator"), "default") == wanted
+
+        helm = Helm(tmp_path, own_control_plane.kubeconfig, "kvloop-system")
+        helm("install", "kvloop", CHART, "--take-ownership", "--force-conflicts", values={"operator": {"workers": 2}})
+        assert "--workers=2" in _operator(system)["args"]
+        helm("uninstall", "kvloop", "--wait")
+        assert not _exists(system, "deployments")
     finally:
-        system("delete", f"--filename={CRD.parent}", f"--filename={file}", "--wait=false")
+        system("delete", f"--filename={CRD.parent}", f"--filename={file}", "--wait=false", "--ignore-not-found")

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -35,6 +33,7 @@ from kvloop.engine_plugin import make_plugin_directory
 from kvloop.tiny_model import write_model
 from kvloop_connector.settings import KVTransferSettings, Role, transfer_config
 from tests.harness import metrics
+from tests.harness.addresses import free_loopback_address
 from tests.harness.metrics import EngineMetrics
 
 SERVED_MODEL = "tiny"
@@ -85,7 +84,7 @@ class Engine:
         self.name = name
         self.spec = spec
         self.role = spec.role
-        self.host = _free_loopback_address()
+        self.host = free_loopback_address(HTTP_PORT, SIDE_CHANNEL_PORT)
         self.url = f"http://{self.host}:{HTTP_PORT}"
         self.log = directory / f"{name}.log"
         self.pod_uid = ""
@@ -105,7 +104,7 @@ class Engine:
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("supervise.py")), str(GRACE_SECONDS), *command],
+                [sys.executable, "-P", str(Path(__file__).with_name("supervise.py")), str(GRACE_SECONDS), *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -306,20 +305,6 @@ def _environment(kind: Kind, directory: Path) -> dict[str, str]:
         return kept
     plugin = make_plugin_directory(directory / "plugin", yield_by_sleeping=True)
     return {**kept, **cpu_engine.environment(plugin)}
-
-
-def _free_loopback_address() -> str:
-    """A loopback address on which the engine's ports are free; other test runs on this machine choose theirs too."""
-    chance = random.SystemRandom()
-    while True:
-        address = f"127.{chance.randint(64, 254)}.{chance.randint(0, 254)}.{chance.randint(2, 254)}"
-        try:
-            for port in (HTTP_PORT, SIDE_CHANNEL_PORT):
-                with socket.socket() as probe:
-                    probe.bind((address, port))
-        except OSError:
-            continue
-        return address
 
 
 def _pids() -> list[int]:
