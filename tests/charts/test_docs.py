@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 
 from tests.charts.helm import CHART, Helm, read_values
+from tests.charts.rights import RIGHTS
 from tests.cluster.paths import REPOSITORY
 
 _DOCUMENTS: Final = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -70,3 +71,14 @@ def test_values_that_the_installation_guide_explains_are_values_of_the_chart() -
         for step in name.split("."):
             assert step in value, name
             value = value[step]
+
+
+def test_the_rights_that_the_installation_guide_tells_are_those_that_the_operator_has() -> None:
+    guide = (REPOSITORY / "docs" / "install.md").read_text(encoding="utf-8")
+    rows = guide.split("| objects | verbs | why |")[1].split("\n\n")[0].splitlines()[2:]
+    told = {
+        resource: tuple(row.split("|")[2].strip().split(", "))
+        for row in rows
+        for resource in re.findall(r"`([^`]+)`", row.split("|")[1])
+    }
+    assert told == {resource: verbs for (_, resource), verbs in RIGHTS.items()}

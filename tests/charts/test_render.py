@@ -13,35 +13,13 @@ from kvloop_operator.settings import parse
 from tests.charts.generated import assert_generated
 from tests.charts.helm import CHART, CRD, CRDS_CHART, Helm, Manifest, Values, documents, find, kinds, read_values
 from tests.charts.pod_security import offences
+from tests.charts.rights import RIGHTS, rights
 from tests.cluster.errors import CommandFailedError
 from tests.cluster.paths import REPOSITORY
 
 _GOLDEN: Final = Path(__file__).parent / "golden"
 _FOR_KUBECTL: Final = REPOSITORY / "examples" / "kubectl" / "operator.yaml"
 _DIGEST: Final = "sha256:" + "0123456789abcdef" * 4
-
-_KEPT: Final = ("get", "list", "watch", "create", "patch")
-_DROPPED: Final = (*_KEPT, "delete")
-_UNWATCHED: Final = ("get", "list", "create", "patch", "delete")
-RIGHTS: Final = {
-    ("kvloop.io", "disaggregatedinferences"): ("list", "watch"),
-    ("kvloop.io", "disaggregatedinferences/status"): ("patch",),
-    ("apps", "statefulsets"): _KEPT,
-    ("apps", "deployments"): _KEPT,
-    ("", "services"): _KEPT,
-    ("", "configmaps"): _KEPT,
-    ("", "serviceaccounts"): _DROPPED,
-    ("policy", "poddisruptionbudgets"): _KEPT,
-    ("networking.k8s.io", "networkpolicies"): _DROPPED,
-    ("rbac.authorization.k8s.io", "roles"): _KEPT,
-    ("rbac.authorization.k8s.io", "rolebindings"): _KEPT,
-    ("resource.k8s.io", "resourceclaimtemplates"): _UNWATCHED,
-    ("monitoring.coreos.com", "podmonitors"): _UNWATCHED,
-    ("", "secrets"): ("get", "create", "patch"),
-    ("", "pods"): ("get", "list", "watch", "patch", "delete"),
-    ("", "events"): ("list", "create"),
-}
-"""What the operator needs, by API group and resource."""
 
 CASES: Final[dict[str, Values]] = {
     "default": {},
@@ -92,17 +70,6 @@ def container(manifests: list[Manifest]) -> dict[str, Any]:
     (only,) = pod(manifests)["containers"]
     assert isinstance(only, dict)
     return only
-
-
-def rights(rules: list[dict[str, Any]]) -> dict[tuple[str, str], set[str]]:
-    """What a list of rules allows: verbs by API group and resource."""
-    found: dict[tuple[str, str], set[str]] = {}
-    for rule in rules:
-        assert rule.keys() == {"apiGroups", "resources", "verbs"}
-        for group in rule["apiGroups"]:
-            for resource in rule["resources"]:
-                found.setdefault((group, resource), set()).update(rule["verbs"])
-    return found
 
 
 @pytest.mark.parametrize("chart", [CHART, CRDS_CHART], ids=lambda chart: chart.name)
