@@ -17,6 +17,7 @@ from kvloop_operator.facts import OperatorSettings, resolve
 from kvloop_operator.status import ConditionType, Reason
 from tests.charts.argo import FOLDER, SCRIPT, Health, LuaError, health
 from tests.charts.generated import assert_generated
+from tests.charts.kstatus import kstatus
 
 _TESTDATA: Final = sorted((FOLDER / "testdata").glob("*.yaml"))
 _EXPECTED: Final[dict[str, Any]] = {
@@ -61,6 +62,22 @@ def test_a_recorded_resource_is_one_that_the_operator_writes(file: Path) -> None
         assert (conditions["Ready"]["reason"] == Reason.INVALID_SPEC) == bool(faults)
     for fault in faults:
         assert str(fault) in conditions["Ready"]["message"]
+
+
+@pytest.mark.parametrize("file", _TESTDATA, ids=lambda file: file.stem)
+def test_flux_and_helm_judge_a_recorded_resource_alike(file: Path) -> None:
+    resource = _read(file)
+    expected = {
+        "Healthy": "Current",
+        "Progressing": "InProgress",
+        "Degraded": "Failed",
+        # Flux waits for one that was paused before it was as it should be; Argo CD shows that it is paused.
+        "Suspended": "InProgress" if file.stem == "suspended_paused_unfinished" else "Current",
+    }
+    if "status" not in resource:
+        # kstatus takes a resource without conditions for current; the schema's default of the status is for that.
+        resource["status"] = {"observedGeneration": -1}
+    assert kstatus(resource) == expected[health(resource).status]
 
 
 @pytest.mark.parametrize(
