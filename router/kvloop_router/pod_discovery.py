@@ -103,7 +103,7 @@ def engine_of(pod: Mapping[str, Any]) -> EngineSpec | None:
         role=Role(role),
         url=f"http://{host}:{ENGINE_PORT}",
         pod_uid=meta["uid"],
-        process=(container or {}).get("containerID") or meta["uid"],
+        process=f"{meta['uid']}/{(container or {}).get('containerID') or ''}",
         kv_revision=revision,
         zone=labels.get(ZONE_LABEL, ""),
         ready=ready,

@@ -6,7 +6,7 @@ Pods are made through the API and nobody runs them: what a kubelet would say of 
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -19,9 +19,6 @@ import yaml
 from kubernetes.aio.config import incluster_config
 
 from kvloop_connector.settings import Role
-from kvloop_operator.api.v1alpha1 import DisaggregatedInference
-from kvloop_operator.desired import desired
-from kvloop_operator.facts import OperatorSettings, SecretMaterial, resolve
 from kvloop_router.background import Background
 from kvloop_router.config import parse
 from kvloop_router.engine_spec import EngineSpec
@@ -30,97 +27,17 @@ from kvloop_router.serving import serving
 from tests.cluster.cluster import Cluster
 from tests.cluster.kubectl import Kubectl
 from tests.control_plane.api_front import ApiFront, fronting
-from tests.harness.engines import SERVED_MODEL, Kind, start
+from tests.control_plane.engine_pods import NAME, SECRETS, Known, Place, children
+from tests.harness.engines import Kind, start
 from tests.harness.kube import Kube
 from tests.integration.router_process import TOKEN, Clock, RouterUnderTest, until
 from tests.integration.simulated import spec
 
 pytestmark = pytest.mark.timeout(1200)
 
-NAME = "demo"
 HASTY = Patience(retry=0.05, longest_retry=0.2)
-SECRETS = SecretMaterial(admin_token="t" * 32, digest_key="ab" * 32)
 _CREATE_TOKEN = ("create", "token", f"{NAME}-router")
 ACCESS = ("ServiceAccount", "Role", "RoleBinding")
-
-
-class Place:
-    """A namespace with what the operator makes for a router, and pods that say what a test has them say."""
-
-    def __init__(self, kube: Kube, kubectl: Kubectl) -> None:
-        assert kubectl.namespace is not None
-        self.kube = kube
-        self.kubectl = kubectl
-        self.namespace = kubectl.namespace
-
-    def add(self, name: str, role: str = "decode", *, deployment: str = NAME, **status: Any) -> str:
-        """A pod, whose deletion waits for ``let_go``; gives its UID. With ``status``: one that serves."""
-        labels = {"kvloop.io/deployment": deployment, "kvloop.io/role": role, "kvloop.io/kv-revision": "abc"}
-        made = self.kube.create(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {"name": name, "labels": labels, "finalizers": ["kvloop.io/test"]},
-                "spec": {"containers": [{"name": "engine", "image": "localhost/none:1"}]},
-            },
-            self.namespace,
-        )
-        if status:
-            self.says(name, **status)
-        return str(made["metadata"]["uid"])
-
-    def says(
-        self, name: str, *, address: str = "10.0.0.1", ready: bool = True, runs: bool = True, process: str = "1"
-    ) -> None:
-        """What a kubelet says of a pod."""
-        state = {"running": {}} if runs else {"terminated": {"exitCode": 0}}
-        container = {"name": "engine", "image": "", "imageID": "", "restartCount": 0, "ready": ready, "started": True}
-        status = {
-            "phase": "Running",
-            "podIP": address,
-            "podIPs": [{"ip": address}],
-            "conditions": [{"type": "Ready", "status": str(ready)}],
-            "containerStatuses": [{**container, "state": state, "containerID": f"containerd://{process}"}],
-        }
-        self.kube.patch("Pod", self.namespace, name, {"status": status}, subresource="status")
-
-    def label(self, name: str, label: str, value: str | None) -> None:
-        self.kube.patch("Pod", self.namespace, name, {"metadata": {"labels": {label: value}}})
-
-    def delete(self, name: str) -> None:
-        """As ``kubectl delete`` does: the pod terminates."""
-        self.kube.delete("Pod", self.namespace, name)
-
-    def let_go(self, name: str) -> None:
-        """Its container has ended and the pod goes."""
-        self.kube.patch("Pod", self.namespace, name, {"metadata": {"finalizers": None}})
-
-
-class Known:
-    """What discovery has told. ``interruptions``: why watches ended."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[EngineSpec, ...]] = []
-        self.interruptions: list[str] = []
-
-    @property
-    def engines(self) -> dict[str, EngineSpec]:
-        return {engine.name: engine for engine in self.told[-1]} if self.told else {}
-
-    async def update(self, engines: tuple[EngineSpec, ...]) -> None:
-        self.told.append(engines)
-
-    async def until(self, condition: Callable[[dict[str, EngineSpec]], bool]) -> None:
-        await until(lambda: condition(self.engines), seconds=60)
-
-    async def until_draining(self, name: str) -> None:
-        await self.until(lambda engines: name in engines and engines[name].draining)
-
-    async def until_gone(self, name: str) -> None:
-        await self.until(lambda engines: name not in engines)
-
-    async def until_named(self, *names: str) -> None:
-        await self.until(lambda engines: set(engines) == set(names))
 
 
 @pytest.fixture
@@ -130,24 +47,6 @@ def place(kube: Kube, namespace_cp: Kubectl) -> Iterator[Place]:
     yield place
     for pod in kube.list("Pod", place.namespace):
         place.let_go(pod["metadata"]["name"])
-
-
-def children(namespace: str) -> list[dict[str, Any]]:
-    """What the operator makes of a small resource."""
-    resource = DisaggregatedInference.parse(
-        {
-            "apiVersion": "kvloop.io/v1alpha1",
-            "kind": "DisaggregatedInference",
-            "metadata": {"name": NAME, "namespace": namespace},
-            "spec": {
-                "model": {"id": "tiny", "servedName": SERVED_MODEL},
-                "engine": {"image": "localhost/kvloop-sim:v0.33.0"},
-                "prefill": {"accelerator": "cpu"},
-                "decode": {"accelerator": "cpu"},
-            },
-        }
-    )
-    return desired(resource, resolve(resource, OperatorSettings(secret_material=SECRETS)))
 
 
 @pytest.fixture
@@ -191,7 +90,7 @@ async def test_a_pod_is_an_engine_while_its_process_runs(
             role=Role.DECODE,
             url="http://10.0.0.7:8000",
             pod_uid=uid,
-            process="containerd://1",
+            process=f"{uid}/containerd://1",
             kv_revision="abc",
         )
 
@@ -204,7 +103,7 @@ async def test_a_pod_is_an_engine_while_its_process_runs(
         place.says("serving", address="10.0.0.7", ready=False)
         await known.until(lambda engines: not engines["serving"].ready)
         place.says("serving", address="10.0.0.7", process="2")
-        await known.until(lambda engines: engines["serving"].process == "containerd://2")
+        await known.until(lambda engines: engines["serving"].process == f"{uid}/containerd://2")
 
         place.delete("serving")
         await known.until(lambda engines: engines["serving"].draining)

@@ -116,7 +116,7 @@ def test_the_router_finds_the_pods_that_the_operator_makes_by_their_labels_conta
         pod["metadata"]["labels"][names.LABEL_DRAINING] = "1"
         engine = pod_discovery.engine_of(pod)
         assert engine is not None
-        assert (engine.role, engine.draining, engine.process) == (role, True, "x://0")
+        assert (engine.role, engine.draining, engine.process) == (role, True, "u/x://0")
         assert engine.kv_revision == template["metadata"]["labels"][names.LABEL_KV_REVISION]
         (container,) = [one for one in template["spec"]["containers"] if one["name"] == pod_discovery.ENGINE_CONTAINER]
         assert engine.url == f"http://10.0.0.1:{container['ports'][0]['containerPort']}"

@@ -58,7 +58,7 @@ def test_a_ready_pod_is_an_engine() -> None:
         role=Role.DECODE,
         url="http://10.0.0.1:8000",
         pod_uid="uid-demo-decode-0",
-        process="containerd://1",
+        process="uid-demo-decode-0/containerd://1",
         kv_revision="abc",
         zone="eu-1a",
     )
@@ -120,6 +120,14 @@ def test_a_container_that_was_restarted_is_another_process_of_the_same_pod() -> 
     assert before.pod_uid == after.pod_uid
     assert before.process != after.process
     assert not before.is_same(after)
+
+
+def test_containers_of_two_pods_are_never_the_same_process() -> None:
+    """A runtime that names them alike would have a handle's issuer taken for somebody else."""
+    one, other = engine_of(pod("demo-decode-0")), engine_of(pod("demo-decode-1"))
+    assert one is not None
+    assert other is not None
+    assert one.process != other.process
 
 
 def test_an_address_of_ipv6_is_put_in_brackets() -> None:
