@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from kvloop_connector.settings import Role
-from tests.integration.router_process import Got, RouterUnderTest, chat_body, scripted, until
+from tests.harness.engines import EngineSpec, Kind, start
+from tests.integration.router_process import Got, RouterUnderTest, chat_body, routing, scripted, until
 from tests.integration.scripted_engine import ANSWER, ScriptedEngine, fails, running, starts_then_waits, waits
+from tests.integration.simulated import pairs, spec, state
 
 LONG = "a question that is long enough to be worth a pull"
 
@@ -51,9 +53,9 @@ def decoded_by(got: Got) -> str:
 
 
 @asynccontextmanager
-async def streaming(router: RouterUnderTest, *contents: str) -> AsyncIterator[Any]:
+async def streaming(router: RouterUnderTest, *contents: str, **fields: Any) -> AsyncIterator[Any]:
     """A streamed turn whose headers have come."""
-    body = chat_body(*contents, stream=True)
+    body = chat_body(*contents, stream=True, **fields)
     async with router.session.post(router.url + "/v1/chat/completions", json=body) as response:
         assert response.status == 200
         yield response
@@ -270,3 +272,42 @@ async def test_a_canary_that_fails_at_an_engine_that_is_being_ended_says_nothing
         await until(verified)
 
     assert running_turns == 1
+
+
+async def test_a_conversation_leaves_a_draining_simulated_engine_without_losing_a_token(tmp_path: Path) -> None:
+    specs = [spec(Role.PREFILL), spec(Role.DECODE), EngineSpec(role=Role.DECODE)]
+    with start(Kind.SIM, tmp_path / "engines", specs) as engines:
+        (prefill,), (other, slow) = engines.prefill, engines.decode
+        entries = {entry["name"]: entry for entry in engines.as_discovery_file()}
+        async with routing(tmp_path, [entries[prefill.name], entries[slow.name]]) as router:
+            assert router.router is not None
+            pool = router.router.engines
+            question = "read the ticket, look at the code and say what it tells you. " * 12
+            sampling: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
+            async with streaming(router, question, **sampling) as response:
+                draining: list[dict[str, Any]] = [
+                    entries[prefill.name],
+                    {**entries[slow.name], "draining": True},
+                    entries[other.name],
+                ]
+                router.list_engines(draining)
+                await until(
+                    lambda: {engine.spec.name for engine in pool if engine.serving} == {prefill.name, other.name}
+                )
+                meanwhile = await router.chat("something else altogether " * 12, **sampling)
+                running_there = (await asyncio.to_thread(slow.metrics)).running
+                first = Got(response.status, response.headers, await response.text())
+            before = await asyncio.to_thread(prefill.metrics)
+            second = await router.chat(question, first.content, "go on", **sampling)
+            pulled = await asyncio.to_thread(prefill.metrics) - before
+            cold = await router.chat(question, first.content, "go on", cache_salt="of its own", **sampling)
+        read_from = {pair["engine_id"]: pair["reads"] for pair in await asyncio.to_thread(pairs, prefill)}
+        issuer = (await asyncio.to_thread(state, slow))["engine_id"]
+
+    assert (first.path, running_there) == ("cold", 1)
+    assert first.text.endswith("data: [DONE]\n\n")
+    assert read_from[issuer] == 1
+    assert decoded_by(meanwhile) == decoded_by(second) == other.name
+    assert second.path == "warm"
+    assert second.reused == pulled.external_hits + pulled.local_hits > 0
+    assert second.content == cold.content
