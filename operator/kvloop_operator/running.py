@@ -183,6 +183,8 @@ async def _watch(operator: Operator, connection: Connection) -> None:
         registry=watches.registry(operator.seen, connection.login),
         settings=watches.settings(),
         standalone=True,
+        # Nobody peers with it. Left alone, kopf asks for the name of a user that containers do not have.
+        identity="kvloop-operator",  # type: ignore[arg-type]
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
     )

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_AGAIN_SECONDS = 1.0
 
 
 class Background:
@@ -32,9 +34,10 @@ class Background:
         """Await ``work``, which runs to its end even if whoever awaits is cancelled."""
         return await asyncio.shield(self._keep(work, self._work))
 
-    def serve(self, service: Coroutine[Any, Any, None], name: str) -> None:
-        """Run ``service`` beside everything else, until ``close``; its failure is logged."""
-        self._keep(_logged(service, name), self._services)
+    def serve(self, service: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """Run ``service`` beside everything else, until ``close``. One that fails is logged, and run anew: a router
+        without health checks or discovery would look well and serve nobody."""
+        self._keep(_again_and_again(service, name), self._services)
 
     async def idle(self) -> None:
         """Wait until no work is left."""
@@ -63,8 +66,10 @@ class Background:
             task.exception()
 
 
-async def _logged(service: Coroutine[Any, Any, None], name: str) -> None:
-    try:
-        await service
-    except Exception:  # noqa: BLE001  nobody awaits it: the log is the only place where it can be seen
-        _log.exception("%s ended by an error", name)
+async def _again_and_again(service: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    while True:
+        try:
+            await service()
+        except Exception:  # noqa: BLE001  nobody awaits it: the log is the only place where it can be seen
+            _log.exception("%s ended by an error", name)
+        await asyncio.sleep(_AGAIN_SECONDS)

@@ -243,7 +243,7 @@ class Engines:
         engine.failed_probes = 0
         if not engine.healthy:
             engine.healthy = True
-            _log.info("engine is healthy", extra={"engine": engine.spec.name, "process": engine.spec.process})
+            _log.info("engine is healthy", extra={"engine": engine.spec.name, "engine_process": engine.spec.process})
 
     async def _learn(self, engine: Engine) -> None:
         metrics = (await self._get(engine, "/metrics")).decode("utf-8", "replace")

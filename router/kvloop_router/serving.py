@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -142,15 +143,15 @@ async def serving(
             pairs.update(specs)
 
         background.serve(await _discovery(config, discovered, metrics, random), "discovery")
-        background.serve(engines.watch(interval=_HEALTH_SECONDS), "health checks")
+        background.serve(lambda: engines.watch(interval=_HEALTH_SECONDS), "health checks")
 
         async def release(item: Pending) -> None:
             await _fill(item, releases, engines, pairs, config, random)
 
-        background.serve(_release(releases, release), "releases")
+        background.serve(lambda: _release(releases, release), "releases")
         if config.canary.enabled:
             canary = Canary(config=config, engines=engines, pairs=pairs, releases=releases, clock=clock, random=random)
-            background.serve(canary.run(), "canary")
+            background.serve(canary.run, "canary")
         router = Router(
             address=await _listen(stack, public.application(), config.listen.host, config.listen.port),
             admin_address=await _listen(stack, admin.application(), config.admin.host, config.admin.port),
@@ -169,11 +170,11 @@ async def serving(
 
 async def _discovery(
     config: Config, update: Callable[[tuple[EngineSpec, ...]], Awaitable[None]], metrics: Metrics, random: Random
-) -> Coroutine[Any, Any, None]:
+) -> Callable[[], Coroutine[Any, Any, None]]:
     """What keeps the engines up to date. Raises InvalidConfig."""
     pods = config.discovery.kubernetes
     if pods is None:
-        return watch(Path(str(config.discovery.file)), update, interval=_DISCOVERY_SECONDS)
+        return partial(watch, Path(str(config.discovery.file)), update, interval=_DISCOVERY_SECONDS)
     # The client of the API server takes a second to load, which only a router in a cluster has to spend.
     from kvloop_router import pod_watch
 
@@ -184,7 +185,7 @@ async def _discovery(
         update,
         random=random,
         interrupted=lambda why: metrics.discovery.labels(why).inc(),
-    ).run()
+    ).run
 
 
 async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: int) -> tuple[str, int]:

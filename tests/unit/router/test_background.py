@@ -1,0 +1,52 @@
+"""What runs beside the requests: work ends by itself, services do not end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from kvloop_router import background
+from kvloop_router.background import Background
+
+
+async def test_a_service_that_fails_is_logged_and_runs_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(background, "_AGAIN_SECONDS", 0)
+    runs, third = [0], asyncio.Event()
+
+    async def service() -> None:
+        runs[0] += 1
+        if runs[0] == 3:
+            third.set()
+            await asyncio.Event().wait()
+        raise RuntimeError("a defect")
+
+    owner = Background()
+    with caplog.at_level(logging.ERROR):
+        owner.serve(service, "health checks")
+        await third.wait()
+    await owner.close()
+    assert runs == [3]
+    assert caplog.messages == ["health checks ended by an error"] * 2
+
+
+async def test_work_goes_on_when_whoever_waits_for_it_leaves() -> None:
+    owner, begun, end = Background(), asyncio.Event(), asyncio.Event()
+    ended = []
+
+    async def work() -> None:
+        begun.set()
+        await end.wait()
+        ended.append("work")
+
+    async with asyncio.TaskGroup() as group:
+        client = group.create_task(owner.finish(work()))
+        await begun.wait()
+        client.cancel()
+    assert owner.working == 1
+    end.set()
+    await owner.idle()
+    assert ended == ["work"]
