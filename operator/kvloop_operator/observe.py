@@ -17,9 +17,27 @@ _INDEX_LABEL = "apps.kubernetes.io/pod-index"
 _REVISION_LABEL = "controller-revision-hash"
 _LAST_NUMBER = re.compile(r"-([0-9]+)$")
 
-IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+IMAGE_REASONS = frozenset(
+    {
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "SignatureValidationFailed",
+    }
+)
 """Why a container waits whose image is not there."""
-CREATION_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+CREATION_REASONS = frozenset(
+    {
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "PostStartHookError",
+        "PreCreateHookError",
+        "PreStartHookError",
+        "RunContainerError",
+    }
+)
 """Why a container waits that cannot be made from what the pod says."""
 BACK_OFF = "CrashLoopBackOff"
 
