@@ -27,7 +27,8 @@ from tests.cluster.waiting import wait_until
 _CRD_NAME: Final = "disaggregatedinferences.kvloop.io"
 _EXAMPLE: Final = yaml.safe_load((REPOSITORY / "examples" / "minimal.yaml").read_text(encoding="utf-8"))
 _RESTRICTED: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
-_RESOURCE: Final = f"dinf/{_EXAMPLE['metadata']['name']}"
+# By its full name: the short one is among what changes.
+_RESOURCE: Final = f"{_CRD_NAME}/{_EXAMPLE['metadata']['name']}"
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,12 @@ def _operator(kubectl: Kubectl) -> dict[str, Any]:
 
 
 def _apply_example(kubectl: Kubectl) -> None:
-    kubectl.wait("condition=Established", f"crd/{_CRD_NAME}")
+    def established() -> bool:
+        # Not `kubectl wait`, which gives up on an object that has no conditions yet.
+        conditions = kubectl.get("crd", _CRD_NAME).get("status", {}).get("conditions") or ()
+        return {"Established": "True"}.items() <= {each["type"]: each["status"] for each in conditions}.items()
+
+    wait_until(established, what="the kind is served")
     kubectl.apply(_EXAMPLE)
 
 
