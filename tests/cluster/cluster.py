@@ -77,7 +77,7 @@ class Cluster:
         try:
             yield in_namespace
         finally:
-            self.kubectl("delete", "namespace", name, "--wait=false")
+            self.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
     def define(self, definition: Path) -> None:
         """Apply the CustomResourceDefinition in a file, and wait until its kind is served."""

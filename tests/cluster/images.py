@@ -30,14 +30,14 @@ def name(component: str) -> str:
 
 
 def load(state: State, archive: Path) -> None:
-    """Load the images of an OCI archive into the node."""
+    """Load the images of an archive, OCI or Docker, into the node."""
     ctr = location(parts.CONTAINERD) / "ctr"
     run(ctr, "--address", state.containerd_socket, "--namespace", "k8s.io", "images", "import", archive)
 
 
 @contextmanager
 def built(components: Sequence[str] = COMPONENTS) -> Iterator[list[Path]]:
-    """Build the Dockerfiles of `components` from this checkout; gives an OCI archive for each.
+    """Build the Dockerfiles of `components` from this checkout; gives a Docker archive for each, which is not compressed.
 
     Layers are kept in the cache: only what changed is built anew, and what no image needs any more is removed.
     """
@@ -49,7 +49,13 @@ def built(components: Sequence[str] = COMPONENTS) -> Iterator[list[Path]]:
             _buildah("pull", "--quiet", f"oci-archive:{location(parts.BASE) / 'base.tar'}")
             for component, archive in zip(components, archives, strict=True):
                 _build(component, context)
-                _buildah("push", "--quiet", name(component), f"oci-archive:{archive}:{name(component)}")
+                _buildah(
+                    "push",
+                    "--quiet",
+                    "--disable-compression",
+                    name(component),
+                    f"docker-archive:{archive}:{name(component)}",
+                )
             _buildah("rmi", "--prune")
         yield archives
 
@@ -59,7 +65,7 @@ def _build(component: str, context: Path) -> None:
     dockerfile = paths.REPOSITORY / component / "Dockerfile"
     command = ["build", "--layers", "--quiet", f"--build-arg=BASE={BASE_IMAGE}", *volumes, f"--file={dockerfile}"]
     # Under a name of its own, the stage that installs the requirements outlives the pruning.
-    _buildah(*command, "--target=build", f"--tag=localhost/kvloop-{component}-build:{TAG}", str(context))
+    _buildah(*command, "--target=requirements", f"--tag=localhost/kvloop-{component}-requirements:{TAG}", str(context))
     _buildah(*command, f"--tag={name(component)}", str(context))
 
 
