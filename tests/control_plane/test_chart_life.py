@@ -5,7 +5,6 @@ On a control plane of its own: it takes the CustomResourceDefinition away, and w
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import yaml
 
 from tests.charts.helm import CHART, CRD, CRDS_CHART, Helm
-from tests.charts.rights import RIGHTS, rights
+from tests.charts.rights import RIGHTS
 from tests.cluster import cluster
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import CommandFailedError
@@ -23,6 +22,7 @@ from tests.cluster.fixtures import skip_where_unavailable
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.paths import REPOSITORY
 from tests.cluster.waiting import wait_until
+from tests.control_plane.rights import rights_of
 
 _CRD_NAME: Final = "disaggregatedinferences.kvloop.io"
 _EXAMPLE: Final = yaml.safe_load((REPOSITORY / "examples" / "minimal.yaml").read_text(encoding="utf-8"))
@@ -74,28 +74,6 @@ def _apply_example(kubectl: Kubectl) -> None:
     kubectl.apply(_EXAMPLE)
 
 
-def _rights(control_plane: Cluster, account: tuple[str, str], namespace: str) -> dict[tuple[str, str], set[str]]:
-    """What a service account may do in a namespace, as the API server sees it, without what everybody may."""
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectRulesReview",
-        "spec": {"namespace": namespace},
-    }
-    as_account = Kubectl(control_plane.service_account(*account))
-    answer = json.loads(
-        as_account("create", "--filename=-", "--validate=false", "--output=json", stdin=json.dumps(review))
-    )
-    rules = [
-        {field: rule.get(field, []) for field in ("apiGroups", "resources", "verbs")}
-        for rule in answer["status"]["resourceRules"]
-    ]
-    return {
-        what: verbs
-        for what, verbs in rights(rules).items()
-        if what[0] not in ("authorization.k8s.io", "authentication.k8s.io")
-    }
-
-
 @pytest.mark.parametrize("chart", [CHART, CRDS_CHART], ids=lambda chart: chart.name)
 def test_a_trial_on_the_server_makes_nothing(kubectl: Kubectl, helm: Helm, chart: Path) -> None:
     helm("install", "kvloop", chart, "--dry-run=server")
@@ -113,26 +91,6 @@ def test_an_installed_operator_gets_its_pod_where_pods_are_restricted(kubectl: K
     _apply_example(kubectl)
 
 
-def test_the_operators_account_has_the_rights_that_it_needs_and_no_other(
-    own_control_plane: Cluster, kubectl: Kubectl, helm: Helm
-) -> None:
-    helm("install", "kvloop", CHART)
-    account = (helm.namespace, "kvloop-operator")
-    assert _rights(own_control_plane, account, "default") == {what: set(verbs) for what, verbs in RIGHTS.items()}
-
-
-def test_the_operator_can_give_a_router_its_rights_and_no_more(
-    own_control_plane: Cluster, kubectl: Kubectl, helm: Helm
-) -> None:
-    """The API server lets nobody make a role that holds more than its maker."""
-    helm("install", "kvloop", CHART)
-    operator = Kubectl(own_control_plane.service_account(helm.namespace, "kvloop-operator"), helm.namespace)
-    operator("create", "role", "router", "--verb=get,list,watch", "--resource=pods")
-    operator("create", "rolebinding", "router", "--role=router", f"--serviceaccount={helm.namespace}:router")
-    with pytest.raises(CommandFailedError, match="attempting to grant RBAC permissions not currently held"):
-        operator("create", "role", "greedy", "--verb=list", "--resource=secrets")
-
-
 def test_with_two_namespaces_the_operator_has_its_rights_there_and_none_elsewhere(
     own_control_plane: Cluster, kubectl: Kubectl, helm: Helm
 ) -> None:
@@ -143,9 +101,9 @@ def test_with_two_namespaces_the_operator_has_its_rights_there_and_none_elsewher
         wanted = {what: set(verbs) for what, verbs in RIGHTS.items()}
         for namespace in watched:
             assert namespace is not None
-            assert _rights(own_control_plane, account, namespace) == wanted
+            assert rights_of(own_control_plane, account, namespace) == wanted
         for namespace in ("default", helm.namespace):
-            assert _rights(own_control_plane, account, namespace) == {}
+            assert rights_of(own_control_plane, account, namespace) == {}
         assert _operator(kubectl)["args"][:2] == [f"--namespace={namespace}" for namespace in watched]
 
         helm("upgrade", "kvloop", CHART, values={"watchNamespaces": watched[:1]})
@@ -228,29 +186,6 @@ def test_definition_and_operator_can_be_releases_of_their_own(kubectl: Kubectl, 
     assert _exists(kubectl, _RESOURCE)
 
 
-def test_who_may_edit_a_namespace_may_edit_its_resources(
-    own_control_plane: Cluster, kubectl: Kubectl, helm: Helm
-) -> None:
-    helm("install", "kvloop", CHART)
-    _apply_example(kubectl)
-    for role in ("view", "edit"):
-        kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}er")
-    viewer, editor = (Kubectl(own_control_plane.user(name), helm.namespace) for name in ("viewer", "editer"))
-
-    def may(who: Kubectl, verb: str, subresource: str = "") -> bool:
-        try:
-            return who("auth", "can-i", verb, "dinf", f"--subresource={subresource}").strip() == "yes"
-        except CommandFailedError:
-            return False
-
-    # The controller adds our rules to the cluster's own roles a moment after the chart brings them.
-    wait_until(lambda: may(editor, "patch"), what="the role edit covers resources")
-    wait_until(lambda: may(viewer, "get"), what="the role view covers resources")
-    assert may(editor, "patch", "scale")
-    assert not may(viewer, "patch")
-    assert not may(editor, "patch", "status")
-
-
 def test_the_file_for_kubectl_installs_an_operator_that_helm_can_take_over(
     own_control_plane: Cluster, tmp_path: Path
 ) -> None:
@@ -260,7 +195,7 @@ def test_the_file_for_kubectl_installs_an_operator_that_helm_can_take_over(
         system("apply", "--server-side", f"--filename={CRD.parent}", f"--filename={file}")
         system.wait("create", "pod", "--selector=app.kubernetes.io/name=kvloop-operator")
         wanted = {what: set(verbs) for what, verbs in RIGHTS.items()}
-        assert _rights(own_control_plane, ("kvloop-system", "kvloop-operator"), "default") == wanted
+        assert rights_of(own_control_plane, ("kvloop-system", "kvloop-operator"), "default") == wanted
 
         helm = Helm(tmp_path, own_control_plane.kubeconfig, "kvloop-system")
         helm("install", "kvloop", CHART, "--take-ownership", "--force-conflicts", values={"operator": {"workers": 2}})
