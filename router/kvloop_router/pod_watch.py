@@ -95,9 +95,6 @@ class PodWatch:
             except (_Unavailable, WatchFailed, InvalidConfig, aiohttp.ClientError, OSError) as error:
                 wait = getattr(error, "retry_after", 0.0)
                 self._note("failed", f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
-            except Exception:  # noqa: BLE001  a router whose discovery has ended sends turns to pods that are gone
-                _log.exception("the watch of the engines' pods failed")
-                self._note("failed", "an error of the router itself")
             await asyncio.sleep(max(wait, self._pause()))
 
     async def _follow(self, api: client.ApiClient) -> None:
@@ -119,8 +116,8 @@ class PodWatch:
 
     async def _publish(self, pods: Pods) -> None:
         if pods.engines != self._engines:
-            self._engines = pods.engines
             await self._update(pods.engines)
+            self._engines = pods.engines
 
     async def _list(self, api: client.ApiClient) -> Any:
         limits = aiohttp.ClientTimeout(total=self._patience.answer)

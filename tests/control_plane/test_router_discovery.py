@@ -70,7 +70,7 @@ async def watching(place: Place, patience: Patience = HASTY) -> AsyncIterator[Kn
     watch = PodWatch(
         NAME, place.namespace, known.update, random=Random(7), patience=patience, interrupted=known.interruptions.append
     )
-    background.serve(watch.run(), "discovery")
+    background.serve(watch.run, "discovery")
     try:
         yield known
     finally:
@@ -274,6 +274,10 @@ async def test_a_router_serves_with_the_engines_that_the_api_server_names(
             await until(lambda: [report.verdict for report in pairs.reports()] == ["verified"], seconds=60)
             (pair,) = (await router.admin("/admin/v1/pairs"))["pairs"]
             one = await router.chat(question, **sampling)
+            place.says("d-0", address=first.host, ready=False)
+            await until(lambda: {engine.spec.name for engine in pool if engine.serving} == {"p-0"}, seconds=60)
+            unready = await router.get("/readyz")
+            place.says("d-0", address=first.host)
 
             uids["d-1"] = place.add("d-1", address=second.host)
             place.label("d-0", "kvloop.io/draining", "1764460800")
@@ -292,7 +296,7 @@ async def test_a_router_serves_with_the_engines_that_the_api_server_names(
     assert (told["d-0"]["runningTurns"], told["d-0"]["liveHandles"]) == (0, 0)
     assert [turn.path for turn in (one, two, three)] == ["cold", "warm", "warm"]
     assert [turn.headers["X-Kvloop-Decode"] for turn in (one, two, three)] == ["d-0", "d-1", "d-1"]
-    assert ready.status == 200
+    assert (unready.status, ready.status) == (503, 200)
 
 
 @asynccontextmanager

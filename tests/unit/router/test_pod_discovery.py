@@ -162,16 +162,13 @@ def test_an_event_that_ends_the_watch(event: Any, fault: type[Exception]) -> Non
 
 
 class Cluster:
-    """A model of the API server: pods, and all that ever happened to them."""
+    """A model of the API server: pods, and all that ever happened to them. ``version``: also of what others do."""
 
     def __init__(self) -> None:
         self.pods: dict[str, dict[str, Any]] = {}
         self.events: list[dict[str, Any]] = []
         self.made = 0
-
-    @property
-    def version(self) -> int:
-        return len(self.events)
+        self.version = 0
 
     @property
     def engines(self) -> tuple[EngineSpec, ...]:
@@ -216,7 +213,8 @@ class Cluster:
 
     def _happened(self, kind: str, thing: dict[str, Any]) -> None:
         thing = copy.deepcopy(thing)
-        thing["metadata"]["resourceVersion"] = str(self.version + 1)
+        self.version += 1
+        thing["metadata"]["resourceVersion"] = str(self.version)
         self.events.append({"type": kind, "object": thing})
         if kind == "DELETED":
             del self.pods[thing["metadata"]["name"]]
@@ -240,10 +238,12 @@ def test_after_every_event_exactly_what_is_there_is_known(steps: Sequence[Any], 
         if step == RELIST:
             pods, connected = listed(cluster.list()), True
         elif step == BOOKMARK:
+            cluster.version += 1
             if connected:
-                pods = observed(pods, {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": pods.version}}})
+                bookmark = {"metadata": {"resourceVersion": str(cluster.version)}}
+                pods = observed(pods, {"type": "BOOKMARK", "object": bookmark})
         else:
-            seen = cluster.version
+            seen = len(cluster.events)
             cluster.change(*step)
             connected = connected and data.draw(st.integers(0, 9), label="breaks") > 0
             if connected:
