@@ -196,6 +196,7 @@ def test_the_operator_watches_what_the_values_say(helm: Helm) -> None:
         ({}, "kvloop/operator:v0.1.0"),
         ({"tag": "v9"}, "kvloop/operator:v9"),
         ({"registry": "registry.example.org:5000/ai/"}, "registry.example.org:5000/ai/kvloop/operator:v0.1.0"),
+        ({"repository": "localhost:5000/kvloop-operator", "tag": "v9"}, "localhost:5000/kvloop-operator:v9"),
         ({"digest": _DIGEST}, f"kvloop/operator@{_DIGEST}"),
         ({"tag": "v9", "digest": _DIGEST, "repository": "mine"}, f"mine@{_DIGEST}"),
     ],
