@@ -10,7 +10,7 @@ from typing import Any
 from kvloop_operator import names
 from kvloop_operator.cluster.api import Api
 from kvloop_operator.cluster.errors import ApiError, Forbidden, NotFound, Refused
-from kvloop_operator.cluster.kinds import BY_NAME, CHILDREN, SECRET, Kind
+from kvloop_operator.cluster.kinds import BY_NAME, SECRET, STATEFULSET, Kind
 from kvloop_operator.cluster.store import Key, Store, owned_by
 from kvloop_operator.compare import needs_apply
 from kvloop_operator.live import Live, Object
@@ -24,14 +24,32 @@ class PredecessorRemains(Exception):
     """What belonged to an earlier resource of the same name is still being deleted."""
 
 
+Place = tuple[str, str]
+"""kind, name"""
+
+
+@dataclass(frozen=True, slots=True)
+class Resisted:
+    """A write after which the object was not as its manifest wants it: something in the API server, such as an
+    admission webhook, has it another way. Writing the same again would change nothing, for ever."""
+
+    manifest: Mapping[str, Any]
+    paths: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Children:
-    """The writes for one resource in one pass. ``problems``: what the API server refused, for the status."""
+    """The writes for one resource in one pass.
+
+    resisted: what earlier passes could not change; kept by the caller. problems: what the API server refused, for the
+    status.
+    """
 
     api: Api
     store: Store
     key: Key
     uid: str
+    resisted: dict[Place, Resisted] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     async def apply(self, manifests: Iterable[Manifest], live: Live) -> None:
@@ -47,7 +65,7 @@ class Children:
         paths: Sequence[str] = ()
         if live is not None:
             paths = needs_apply(live, manifest)
-            if not paths:
+            if not paths or self.resists(manifest, paths):
                 return live
         elif not await self.free(kind, manifest["metadata"]["name"]):
             return None
@@ -64,7 +82,24 @@ class Children:
         _log.info("applied", extra={"resource": str(self.key), "child": f"{kind.kind}/{name}", "paths": paths[:5]})
         if kind is not SECRET:
             self.store.put(written)
+        self._note_resistance(manifest, needs_apply(written, manifest))
         return written
+
+    def resists(self, manifest: Mapping[str, Any], paths: Sequence[str]) -> bool:
+        """Whether the same manifest has left the same differences before."""
+        known = self.resisted.get((manifest["kind"], manifest["metadata"]["name"]))
+        return known is not None and known.manifest == _essence(manifest) and set(paths) <= set(known.paths)
+
+    def _note_resistance(self, manifest: Mapping[str, Any], paths: Sequence[str]) -> None:
+        place = manifest["kind"], manifest["metadata"]["name"]
+        if not paths:
+            self.resisted.pop(place, None)
+            return
+        self.resisted[place] = Resisted(_essence(manifest), tuple(paths))
+        _log.warning(
+            "written, and not as it should be: something in the API server changes it",
+            extra={"resource": str(self.key), "child": "/".join(place), "paths": list(paths)},
+        )
 
     async def remove_unwanted(self, manifests: Iterable[Manifest], live: Live) -> None:
         """Delete what the resource owns and does not ask for any more."""
@@ -112,11 +147,6 @@ class Children:
             self.problems.append(Problem(Reason.APPLY_FAILED, f"{what}: {error.message}"))
 
 
-def watched_children() -> tuple[Kind, ...]:
-    """The kinds whose changes by others are seen at once."""
-    return tuple(kind for kind in CHILDREN if kind.watched)
-
-
 def _is_orphan(found: Object, key: Key) -> bool:
     """Made for a resource of this name that was deleted without its children (``--cascade=orphan``)."""
     labels = found["metadata"].get("labels", {})
@@ -126,3 +156,11 @@ def _is_orphan(found: Object, key: Key) -> bool:
 
 def _is_predecessor(owner: Mapping[str, Any], key: Key) -> bool:
     return bool(owner.get("controller")) and (owner.get("kind"), owner.get("name")) == (names.KIND, key.name)
+
+
+def _essence(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A manifest without the numbers that the rollout planner puts in."""
+    if manifest["kind"] != STATEFULSET.kind:
+        return manifest
+    spec = {field: value for field, value in manifest["spec"].items() if field not in ("replicas", "updateStrategy")}
+    return {**manifest, "spec": spec}

@@ -11,7 +11,7 @@ difference that is there no more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvloop_operator.keeping import Path, as_stored, equal, key_of, key_shown, list_keys, says_nothing
@@ -53,7 +53,12 @@ def needs_apply(live: Object, desired: Object, manager: str = MANAGER) -> list[s
 
 def template_wanted(live: Object, desired: Object, manager: str = MANAGER) -> bool:
     """Whether a StatefulSet's pod template is the desired one."""
-    return not any(_within(path, TEMPLATE) for path in _changes(live, desired, manager))
+    return not template_differences(live, desired, manager)
+
+
+def template_differences(live: Object, desired: Object, manager: str = MANAGER) -> list[str]:
+    """What an apply would change in a StatefulSet's pod template."""
+    return [_shown(path) for path in _changes(live, desired, manager) if _within(path, TEMPLATE)]
 
 
 def statefulset_needs_apply(live: Object, desired: Object, manager: str = MANAGER) -> list[str]:
@@ -76,20 +81,22 @@ def _within(path: Path, parent: Path) -> bool:
 def _missing(live: Any, desired: Any, path: Path) -> Iterator[Path]:
     if live is None and says_nothing(desired, path):
         return
-    if isinstance(desired, Mapping):
-        if not isinstance(live, Mapping):
+    if isinstance(desired, dict):
+        if not isinstance(live, dict):
             yield path
             return
         for key, value in desired.items():
             yield from _missing(live.get(key), value, (*path, key))
-    elif isinstance(desired, list | tuple):
+    elif isinstance(desired, list):
         yield from _missing_entries(live, desired, path)
     elif not equal(live, desired, path):
         yield path
 
 
 def _missing_entries(live: Any, desired: Sequence[Any], path: Path) -> Iterator[Path]:
-    if not isinstance(live, list | tuple):
+    if live == desired:
+        return
+    if not isinstance(live, list):
         yield path
         return
     keys = list_keys(path, desired)

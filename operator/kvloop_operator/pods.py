@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kvloop_connector.settings import Role
 from kvloop_operator import names
-from kvloop_operator.live import Live, Object
-from kvloop_operator.observe import is_ready, is_terminating
+from kvloop_operator.live import Live, Object, Refusal, entries, text
+from kvloop_operator.observe import condition, is_ready, is_terminating, seconds
 from kvloop_operator.reports import PairReport, Verdict
+
+STUCK_SECONDS = 20.0
+"""A pod usually has its volumes and its network by then."""
 
 
 def role_of(pod: Object) -> str:
@@ -36,9 +39,10 @@ def unverified_pairs(pods: Sequence[Object], known: Mapping[tuple[str, str], Pai
     return False
 
 
-def missing_pods(live: Live, deployment: str) -> list[tuple[str, str]]:
-    """The StatefulSets that have fewer pods than they should, as (kind, name)."""
-    missing = []
+def unexplained(live: Live, deployment: str, now: float) -> list[tuple[str, str]]:
+    """What only events explain, as (kind, name): StatefulSets that have fewer pods than they should, and pods that have
+    a node and do not get as far as a container."""
+    found = []
     for role in Role:
         name = names.engine_name(deployment, role)
         statefulset = live.children.get(("StatefulSet", name))
@@ -46,8 +50,31 @@ def missing_pods(live: Live, deployment: str) -> list[tuple[str, str]]:
             continue
         there = sum(role_of(pod) == role for pod in live.pods)
         if there < statefulset["spec"].get("replicas", 1):
-            missing.append(("StatefulSet", name))
-    return missing
+            found.append(("StatefulSet", name))
+    return found + [("Pod", text(pod, "metadata", "name")) for pod in live.pods if _is_stuck(pod, now)]
+
+
+def replica_failure(live: Live, deployment: str) -> Refusal | None:
+    """Why the routers' pods are not made, as their Deployment says."""
+    name = names.router_name(deployment)
+    router = live.children.get(("Deployment", name), {})
+    failure = condition(router, "ReplicaFailure")
+    return Refusal("ReplicaSet", f"{name}-", text(failure, "message")) if failure.get("status") == "True" else None
+
+
+def any_pending(pods: Iterable[Object]) -> bool:
+    """Whether a pod has yet to get as far as a container."""
+    return any(text(pod, "status", "phase") == "Pending" and not is_terminating(pod) for pod in pods)
+
+
+def _is_stuck(pod: Object, now: float) -> bool:
+    if is_terminating(pod) or text(pod, "status", "phase") != "Pending":
+        return False
+    placed = condition(pod, "PodScheduled")
+    since = seconds(text(placed, "lastTransitionTime"))
+    waiting = [text(status, "state", "waiting", "reason") for status in entries(pod, "status", "containerStatuses")]
+    not_begun = all(reason in ("ContainerCreating", "PodInitializing") for reason in waiting)
+    return placed.get("status") == "True" and not_begun and since is not None and now - since > STUCK_SECONDS
 
 
 def _runs(pod: Object) -> bool:

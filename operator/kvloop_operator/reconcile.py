@@ -20,7 +20,7 @@ from typing import Any, Final
 from kvloop_connector.settings import Role
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import DisaggregatedInference
-from kvloop_operator.apply import Children, PredecessorRemains
+from kvloop_operator.apply import Children, Place, PredecessorRemains, Resisted
 from kvloop_operator.check import check
 from kvloop_operator.cluster.api import STATUS_MANAGER, Api
 from kvloop_operator.cluster.errors import ApiError, Forbidden, NotFound
@@ -32,10 +32,17 @@ from kvloop_operator.desired import desired
 from kvloop_operator.errors import Fault, InvalidResource
 from kvloop_operator.facts import Facts, OperatorSettings, resolve
 from kvloop_operator.happenings import event
-from kvloop_operator.live import Live, Object, Refusal
+from kvloop_operator.live import Live, Object, Refusal, text
 from kvloop_operator.manifests.common import Manifest
 from kvloop_operator.observe import is_terminating
-from kvloop_operator.pods import missing_pods, router_pods, unverified_pairs
+from kvloop_operator.pods import (
+    STUCK_SECONDS,
+    any_pending,
+    replica_failure,
+    router_pods,
+    unexplained,
+    unverified_pairs,
+)
 from kvloop_operator.reports import PairReport, Reports, Verdict, drain_reports, pair_reports
 from kvloop_operator.revision import kv_revision
 from kvloop_operator.rollout import Desired, Phase, Settings, Step
@@ -48,8 +55,13 @@ _log = logging.getLogger(__name__)
 _DRAINING_SECONDS: Final = 1.0
 _VERIFYING_SECONDS: Final = (1.0, 15.0)
 _MISSING_SECONDS: Final = 10.0
+_EXPLAINING: Final = {
+    "StatefulSet": ("FailedCreate",),
+    "Pod": ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"),
+}
 _PREDECESSOR_SECONDS: Final = 1.0
-_PROBLEM_SECONDS: Final = 30.0
+_PROBLEM_SECONDS: Final = 15.0
+_LAST_PROBLEM_SECONDS: Final = 600.0
 
 
 @dataclass(slots=True)
@@ -58,6 +70,7 @@ class _Memory:
 
     secret: the router's Secret as last read; secret_read: since the last whole list.
     pairs: the newest report on each pair of pods. polls: how often in a row a pair was not verified yet.
+    resisted: writes that something else undoes. refused: how often in a row the API server refused a write.
     """
 
     uid: str
@@ -65,6 +78,8 @@ class _Memory:
     secret_read: bool = False
     pairs: dict[tuple[str, str], PairReport] = field(default_factory=dict)
     polls: int = 0
+    resisted: dict[Place, Resisted] = field(default_factory=dict)
+    refused: int = 0
 
 
 @dataclass(slots=True)
@@ -127,7 +142,7 @@ class _Pass:
         if faults:
             return await self._say(resource, facts=facts, faults=faults)
         manifests = [_wire(manifest) for manifest in desired(resource, facts)]
-        children = Children(self.owner.api, self.owner.store, self.key, self.memory.uid)
+        children = Children(self.owner.api, self.owner.store, self.key, self.memory.uid, self.memory.resisted)
         if not resource.spec.paused:
             await self._apply_children(children, manifests)
         reports, pairs_wanted = await self._ask_routers(resource, facts)
@@ -135,7 +150,10 @@ class _Pass:
         if not children.problems:
             step = await self._roll(resource, facts, manifests, children, reports)
         if children.problems:
-            self.again.append(_PROBLEM_SECONDS)
+            self.again.append(min(_PROBLEM_SECONDS * 2.0**self.memory.refused, _LAST_PROBLEM_SECONDS))
+            self.memory.refused = min(self.memory.refused + 1, 16)
+        else:
+            self.memory.refused = 0
         return await self._say(
             resource,
             facts=facts,
@@ -252,15 +270,21 @@ class _Pass:
         )
 
     async def _refusals(self) -> tuple[Refusal, ...]:
-        """Why pods that should be there were not made."""
-        found: list[Refusal] = []
-        for kind, name in missing_pods(self._live(), self.key.name):
-            fields = f"involvedObject.kind={kind},involvedObject.name={name},reason=FailedCreate"
+        """Why pods that should be there were not made, or do not start."""
+        live = self._live()
+        of_routers = replica_failure(live, self.key.name)
+        found = [of_routers] if of_routers is not None else []
+        for kind, name in unexplained(live, self.key.name, self.owner.clock()):
+            fields = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
             events, _ = await self.owner.api.list(EVENT, self.key.namespace, fields=fields)
-            latest = max(events, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
+            told = [each for each in events if each.get("reason") in _EXPLAINING[kind]]
+            latest = max(told, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
             if latest is not None:
-                found.append(Refusal(kind, name, str(latest.get("message", ""))))
+                found.append(Refusal(kind, name, text(latest, "message")))
             self.again.append(_MISSING_SECONDS)
+        if any_pending(live.pods):
+            # Nothing changes in a pod that gets no further.
+            self.again.append(STUCK_SECONDS)
         return tuple(found)
 
     async def _say(

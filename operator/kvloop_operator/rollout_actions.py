@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from kvloop_connector.settings import Role
@@ -12,7 +13,7 @@ from kvloop_operator import names
 from kvloop_operator.apply import Children
 from kvloop_operator.cluster.errors import NotFound
 from kvloop_operator.cluster.kinds import POD, STATEFULSET
-from kvloop_operator.compare import statefulset_needs_apply
+from kvloop_operator.compare import statefulset_needs_apply, template_differences
 from kvloop_operator.live import Live, Object
 from kvloop_operator.manifests.common import Manifest
 from kvloop_operator.observe import observed
@@ -23,6 +24,7 @@ from kvloop_operator.rollout import (
     Desired,
     DrainReport,
     MarkDraining,
+    Observed,
     Step,
     UnmarkDraining,
     plan,
@@ -50,7 +52,7 @@ async def carry_out(
     """
     step = None
     for _ in range(_STEPS):
-        step = plan(desired, observed(live(), wanted, drains()), clock())
+        step = plan(desired, _observed(live(), wanted, drains(), children), clock())
         if step is None or not step.actions:
             break
         _log.info("rollout", extra={"resource": str(children.key), "step": step.reason, "phase": str(step.phase)})
@@ -61,6 +63,21 @@ async def carry_out(
     if not desired.paused and not children.problems:
         await _repair(wanted, children, live())
     return step
+
+
+def _observed(
+    live: Live, wanted: Mapping[Role, Manifest], drains: Mapping[str, DrainReport], children: Children
+) -> Observed:
+    """As the planner reads it; a template that something in the API server will not have otherwise counts as wanted."""
+    found = observed(live, wanted, drains)
+    roles = dict(found.roles)
+    for role, state in roles.items():
+        statefulset = live.children.get(("StatefulSet", wanted[role]["metadata"]["name"]))
+        if state.statefulset is None or state.statefulset.template_wanted or statefulset is None:
+            continue
+        if children.resists(wanted[role], template_differences(statefulset, wanted[role])):
+            roles[role] = replace(state, statefulset=replace(state.statefulset, template_wanted=True))
+    return replace(found, roles=roles)
 
 
 async def _do(action: Action, wanted: Mapping[Role, Manifest], children: Children, live: Live) -> None:
@@ -96,7 +113,7 @@ async def _repair(wanted: Mapping[Role, Manifest], children: Children, live: Liv
         if statefulset is None:
             continue
         paths = statefulset_needs_apply(statefulset, manifest)
-        if paths:
+        if paths and not children.resists(manifest, paths):
             spec = statefulset["spec"]
             partition = spec["updateStrategy"].get("rollingUpdate", {}).get("partition", 0)
             await children.write(STATEFULSET, _numbered(manifest, spec["replicas"], partition), paths)
