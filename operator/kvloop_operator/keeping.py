@@ -69,11 +69,11 @@ def as_stored(desired: Object) -> Object:
 
 def says_nothing(desired: Any, path: Path) -> bool:
     """Whether the API server may leave this value out of what it stores."""
-    if isinstance(desired, Mapping):
+    if isinstance(desired, dict):
         if path and path[-1] in _MEANT_EMPTY:
             return False
         return all(says_nothing(value, (*path, key)) for key, value in desired.items())
-    return desired is None or desired in (False, 0, "") or desired == [] or desired == ()
+    return desired is None or desired in (False, 0, "") or desired == []
 
 
 def is_filled_in(holder: str, key: str, value: Any) -> bool:
@@ -83,6 +83,8 @@ def is_filled_in(holder: str, key: str, value: Any) -> bool:
 
 def equal(live: Any, desired: Any, path: Path) -> bool:
     """Whether two values that are neither maps nor lists are the same."""
+    if type(live) is type(desired) and live == desired:
+        return True
     if _is_quantity(path):
         wanted = amount(desired)
         if wanted is not None:
@@ -113,10 +115,11 @@ def list_keys(path: Path, desired: Sequence[Any]) -> tuple[str, ...] | None:
 
 def key_of(entry: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | None:
     """By what an entry of a list is told from the others; None where it does not say."""
-    if not isinstance(entry, Mapping):
+    if not isinstance(entry, dict):
         return None
-    key = [entry.get(name, KEY_DEFAULTS.get(name)) for name in keys]
-    return tuple(key) if all(isinstance(value, str | int) for value in key) else None
+    found = [entry.get(name, KEY_DEFAULTS.get(name)) for name in keys]
+    key = tuple([value for value in found if isinstance(value, str | int)])
+    return key if len(key) == len(keys) else None
 
 
 def key_shown(key: tuple[Any, ...]) -> str:
@@ -126,9 +129,9 @@ def key_shown(key: tuple[Any, ...]) -> str:
 
 def entry_of(found: Any, key: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The entry with this key in what should be a list."""
-    if not isinstance(found, list | tuple):
+    if not isinstance(found, list):
         return None
-    return next((entry for entry in found if isinstance(entry, Mapping) and has_key(entry, key)), None)
+    return next((entry for entry in found if isinstance(entry, dict) and has_key(entry, key)), None)
 
 
 def has_key(entry: Mapping[str, Any], key: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ def unwanted(owned: Tree, others: list[Tree], live: Any, desired: Any, path: Pat
         kind, _, rest = name.partition(":")
         theirs = [tree[name] for tree in others if tree.get(name)]
         if kind == "f":
-            if not isinstance(desired, Mapping) or rest not in desired:
+            if not isinstance(desired, dict) or rest not in desired:
                 yield (*path, rest)
                 continue
             lived, wanted, step = _get(live, rest), desired[rest], (*path, rest)
@@ -53,14 +54,14 @@ def unwanted(owned: Tree, others: list[Tree], live: Any, desired: Any, path: Pat
                 # Owned as a whole, and by nobody in part. Of other empty maps the API server may fill in every field.
                 yield from _extra(lived, wanted, step)
         elif kind == "k":
-            key = json.loads(rest)
+            key = _parsed(rest)
             wanted = entry_of(desired, key)
             step = (*path, key_shown(tuple(key.values())))
             if wanted is None:
                 yield step
             else:
                 yield from unwanted(below, theirs, entry_of(live, key), wanted, step)
-        elif kind == "v" and (not isinstance(desired, list | tuple) or json.loads(rest) not in desired):
+        elif kind == "v" and (not isinstance(desired, list) or _parsed(rest) not in desired):
             yield (*path, f"[{rest}]")
 
 
@@ -76,9 +77,9 @@ def not_owned(owned: Tree, desired: Mapping[str, Any], path: Path) -> Iterator[P
                 yield from not_owned({}, value, step)
             elif not says_nothing(value, step):
                 yield step
-        elif below and isinstance(value, Mapping):
+        elif below and isinstance(value, dict):
             yield from not_owned(below, value, step)
-        elif below and isinstance(value, list | tuple):
+        elif below and isinstance(value, list):
             yield from _not_owned_entries(below, value, step)
 
 
@@ -92,7 +93,7 @@ def _with_text_as_stored(owned: Tree) -> Tree:
 
 def _extra(live: Any, desired: Any, path: Path) -> Iterator[Path]:
     """What ``live`` has beyond ``desired``; None is nothing."""
-    if isinstance(live, Mapping) and isinstance(desired, Mapping):
+    if isinstance(live, dict) and isinstance(desired, dict):
         holder = path[-2] if path[-1].isdecimal() else path[-1]
         for key, value in live.items():
             step = (*path, key)
@@ -100,7 +101,7 @@ def _extra(live: Any, desired: Any, path: Path) -> Iterator[Path]:
                 yield from _extra(value, desired[key], step)
             elif not says_nothing(value, step) and not is_filled_in(holder, key, value):
                 yield step
-    elif isinstance(live, list | tuple) and isinstance(desired, list | tuple):
+    elif isinstance(live, list) and isinstance(desired, list):
         if len(live) != len(desired):
             yield path
             return
@@ -109,9 +110,9 @@ def _extra(live: Any, desired: Any, path: Path) -> Iterator[Path]:
 
 
 def _not_owned_entries(owned: Tree, desired: Sequence[Any], path: Path) -> Iterator[Path]:
-    keyed = [(json.loads(name[2:]), below) for name, below in owned.items() if name.startswith("k:")]
+    keyed = [(_parsed(name[2:]), below) for name, below in owned.items() if name.startswith("k:")]
     for entry in desired:
-        if not isinstance(entry, Mapping):
+        if not isinstance(entry, dict):
             if f"v:{json.dumps(entry)}" not in owned:
                 yield (*path, f"[{json.dumps(entry)}]")
             continue
@@ -124,5 +125,11 @@ def _not_owned_entries(owned: Tree, desired: Sequence[Any], path: Path) -> Itera
             yield from not_owned(found, entry, step)
 
 
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> Any:
+    """The key of an entry, or a value; all objects have the same few."""
+    return json.loads(text)
+
+
 def _get(value: Any, key: str) -> Any:
-    return value.get(key) if isinstance(value, Mapping) else None
+    return value.get(key) if isinstance(value, dict) else None

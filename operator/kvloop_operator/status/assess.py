@@ -3,7 +3,7 @@ depends on anything but names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -20,13 +20,14 @@ from kvloop_operator.status.transfer import Transfer, judge
 from kvloop_operator.status.verdict import Told, Verdict, View, verdict
 
 _LONGEST_MESSAGE = 1000
-_EVENTS_OF = (
-    ConditionType.READY,
-    ConditionType.PAUSED,
-    ConditionType.KV_TRANSFER_VERIFIED,
-    ConditionType.DEGRADED,
-    ConditionType.UPDATE_AVAILABLE,
-)
+# The statuses of which people are told; all others only change with these.
+_IS_NEWS: Mapping[ConditionType, tuple[str, ...]] = {
+    ConditionType.READY: ("True", "False", "Unknown"),
+    ConditionType.PAUSED: ("True",),
+    ConditionType.KV_TRANSFER_VERIFIED: ("True", "False"),
+    ConditionType.DEGRADED: ("True",),
+    ConditionType.UPDATE_AVAILABLE: ("True",),
+}
 
 _Condition = tuple[ConditionType, ConditionStatus, Told]
 
@@ -35,7 +36,7 @@ def assess(situation: Situation) -> Assessment:
     """The status that follows from ``situation``."""
     roles = tuple([engines(situation, role) for role in Role])
     routers = router(situation)
-    view = View(situation, roles, routers, judge(situation, roles))
+    view = View(situation, roles, routers, judge(situation, roles, routers))
     told = verdict(view)
     conditions = [_document(situation, *each) for each in _conditions(view, told)]
     status: dict[str, Any] = {"observedGeneration": situation.generation, "conditions": conditions}
@@ -96,32 +97,43 @@ def _group(group: Group, what: str) -> tuple[ConditionStatus, Told]:
 
 def _degraded(view: View, told: Verdict) -> tuple[ConditionStatus, Told]:
     """Less serves than should, after it did."""
-    if told.ready is ConditionStatus.TRUE and not view.suspended:
-        short = [group for group in (*view.roles, view.router) if group.short]
-        if short and told.reconciling is None:
-            cause = worst(each for group in short for each in group.findings)
-            counts = ", ".join(f"{group.name} {group.summary}" for group in short)
-            message = f"{counts} ready: {cause.message}" if cause is not None else f"{counts} ready"
-            return ConditionStatus.TRUE, Told(Reason.PARTLY_READY, message)
-        if view.transfer.failed:
-            return ConditionStatus.TRUE, Told(Reason.PAIR_FAILED, view.transfer.failed)
-        if view.transfer.slow:
-            return ConditionStatus.TRUE, Told(Reason.SLOW_TRANSPORT, view.transfer.slow)
-    elif told.ready is not ConditionStatus.TRUE and not view.rolling and _served(view):
-        return ConditionStatus.TRUE, Told(told.told.reason, f"it served before: {told.told.message}")
+    if not view.suspended and not view.rolling:
+        if view.paired and view.router.ready:
+            lack = _lack(view, told)
+        else:
+            lack = Told(told.told.reason, f"it served before: {told.told.message}") if _served(view, told) else None
+        if lack is not None:
+            return ConditionStatus.TRUE, lack
     return ConditionStatus.FALSE, Told(Reason.AS_EXPECTED, "nothing that served is missing")
 
 
-def _served(view: View) -> bool:
+def _lack(view: View, told: Verdict) -> Told | None:
+    """What is missing where a pair serves."""
+    if view.missing and told.reconciling is None:
+        cause = worst(each for group in view.missing for each in group.findings)
+        counts = ", ".join(f"{group.name} {group.summary}" for group in view.missing)
+        return Told(Reason.PARTLY_READY, f"{counts} ready: {cause.message}" if cause is not None else f"{counts} ready")
+    if view.transfer.failed:
+        return Told(Reason.PAIR_FAILED, view.transfer.failed)
+    if view.transfer.slow:
+        return Told(Reason.SLOW_TRANSPORT, view.transfer.slow)
+    if (
+        view.transfer.reason is Reason.TRANSFER_FAILED
+        and view.transfer.verified_revision == view.situation.wanted_revision
+    ):
+        return Told(Reason.TRANSFER_FAILED, f"it served before: {view.transfer.message}")
+    return None
+
+
+def _served(view: View, told: Verdict) -> bool:
     """Whether this very spec was served, and is no longer."""
     previous = view.situation.previous
-    if previous.get("observedGeneration") != view.situation.generation:
+    if told.ready is ConditionStatus.TRUE or previous.get("observedGeneration") != view.situation.generation:
         return False
-    degraded = previous_condition(previous, ConditionType.DEGRADED)
+    if previous_condition(previous, ConditionType.DEGRADED).get("status") == ConditionStatus.TRUE:
+        return True
     ready = view.previous_ready
-    return degraded.get("status") == ConditionStatus.TRUE or (
-        ready.get("status") == ConditionStatus.TRUE and ready.get("reason") == Reason.SERVING
-    )
+    return ready.get("status") == ConditionStatus.TRUE and ready.get("reason") == Reason.SERVING
 
 
 def _update(version: str) -> tuple[ConditionStatus, Told]:
@@ -175,8 +187,9 @@ def _rest(situation: Situation, transfer: Transfer) -> dict[str, Any]:
     if situation.facts is not None:
         newest, current = ENGINE_TEMPLATE_VERSIONS[-1], situation.facts.template_version
         rest["engineTemplate"] = {"current": current, "offered": "" if newest == current else newest}
-    elif isinstance(situation.previous.get("engineTemplate"), dict):
-        rest["engineTemplate"] = situation.previous["engineTemplate"]
+    else:
+        before = situation.previous
+        rest["engineTemplate"] = {name: text(before, "engineTemplate", name) for name in ("current", "offered")}
     if situation.resource is not None:
         port = situation.resource.spec.router.service.port
         rest["url"] = f"http://{names.router_name(situation.name)}.{situation.namespace}.svc:{port}"
@@ -186,18 +199,16 @@ def _rest(situation: Situation, transfer: Transfer) -> dict[str, Any]:
 
 
 def _transitions(previous: Object, conditions: Sequence[Object]) -> Iterator[Transition]:
-    """An Event for each change of a status or a reason, but one for changes that say the same."""
-    told: set[tuple[str, str]] = set()
+    """An Event for each change of a status or a reason, but one for changes with the same reason."""
+    told: set[str] = set()
     for condition in conditions:
-        kind = ConditionType(condition["type"])
+        kind, status, reason = ConditionType(condition["type"]), condition["status"], condition["reason"]
         before = previous_condition(previous, kind)
-        same = (before.get("status"), before.get("reason")) == (condition["status"], condition["reason"])
-        quiet = kind in (ConditionType.DEGRADED, ConditionType.UPDATE_AVAILABLE) and condition["status"] == "False"
-        event = (condition["reason"], condition["message"])
-        if kind not in _EVENTS_OF or same or (quiet and not before) or event in told:
+        same = (before.get("status"), before.get("reason")) == (status, reason)
+        if same or status not in _IS_NEWS.get(kind, ()) or reason in told:
             continue
-        told.add(event)
-        yield Transition(_event_type(kind, condition["status"]), Reason(condition["reason"]), condition["message"])
+        told.add(reason)
+        yield Transition(_event_type(kind, status), Reason(reason), condition["message"])
 
 
 def _event_type(kind: ConditionType, status: str) -> Literal["Normal", "Warning"]:

@@ -51,7 +51,8 @@ class Finding:
     """Why a pod does not serve.
 
     grave: waiting does not help. until: when time alone changes the finding.
-    first_try: so far only a first attempt has failed; it counts as grave where that was established before.
+    first_try: perhaps only a first attempt has failed; it counts as grave where that was established before.
+    remedy: what to do, where there is more to say than the reason says.
     """
 
     reason: Reason
@@ -60,12 +61,13 @@ class Finding:
     grave: bool = False
     until: float | None = None
     first_try: bool = False
+    remedy: str = ""
 
     @property
     def message(self) -> str:
-        remedy = REMEDIES.get(self.reason)
+        remedy = self.remedy or REMEDIES.get(self.reason)
         told = f"{self.subject} {self.cause}"
-        return f"{told}; {remedy}" if remedy is not None else told
+        return f"{told}; {remedy}" if remedy else told
 
 
 def worst(findings: Iterable[Finding]) -> Finding | None:
@@ -166,7 +168,8 @@ def _container(pod: Object, name: str, status: Object, now: float, *, init: bool
     if ended and init and ended.get("exitCode") == 0:
         return None
     if reason == BACK_OFF or ended:
-        return _crash(subject, last, grave=reason == BACK_OFF or count(status, "restartCount") > 0)
+        again = reason == BACK_OFF or count(status, "restartCount") > 0
+        return _crash(name, text(status, "name"), last, grave=again)
     if running:
         return _running(pod, name, status, last, now, init=init)
     cause = f"is starting{_why(reason, waiting) if reason not in _USUAL else ''}"
@@ -186,8 +189,7 @@ def _running(pod: Object, name: str, status: Object, last: Object, now: float, *
     until = _crash_window(last, started)
     was_ready_before = before is not None and ready_until > before
     if count(status, "restartCount") > 1 and until is not None and now < until and not was_ready_before:
-        subject = f"container {container} of {name}"
-        return replace(_crash(subject, last, grave=True), until=until)
+        return replace(_crash(name, container, last, grave=True), until=until)
     if ready_until > started:
         return Finding(Reason.UNHEALTHY, f"container {container} of {name}", "runs, and fails its readiness probe")
     if container == names.ROUTER_CONTAINER:
@@ -203,16 +205,18 @@ def _crash_window(last: Object, started: float) -> float | None:
     return None if begin is None or end is None else started + (end - begin) + CRASH_SLACK_SECONDS
 
 
-def _crash(subject: str, last: Object, *, grave: bool) -> Finding:
+def _crash(name: str, container: str, last: Object, *, grave: bool) -> Finding:
+    subject = f"container {container} of {name}"
     if text(last, "reason") == "OOMKilled":
         return Finding(
             Reason.OUT_OF_MEMORY, subject, "is killed since it needs more memory than its limit", grave=grave
         )
-    often = "ends again and again" if grave else "has ended"
+    cause = f"{'ends again and again' if grave else 'has ended'}: {ending(last)}"
     lines = text(last, "message").split("\n")
     told = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    cause = f"{often}: {ending(last)}"
-    return Finding(Reason.CRASHING, subject, f"{cause}: {_shortened(told)}" if told else cause, grave=grave)
+    remedy = f"read its last log with `kubectl logs {name} --container={container} --previous`"
+    told = f"{cause}: {_shortened(told)}" if told else cause
+    return Finding(Reason.CRASHING, subject, told, grave=grave, remedy=remedy)
 
 
 def _pull_failure(message: str) -> str:

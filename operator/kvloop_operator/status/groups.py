@@ -195,7 +195,7 @@ def _wanted_engines(situation: Situation, role: Role, statefulset: Object | None
 def _updated_engines(situation: Situation, role: Role, own: StatefulSet | None, living: tuple[Pod, ...]) -> int:
     if own is None or not own.settled:
         # Which revision the wanted template has is not known yet, or no longer.
-        return min(count(situation.previous, role.value, "updated"), len(living))
+        return max(0, min(count(situation.previous, role.value, "updated"), len(living)))
     if not own.template_wanted:
         return 0
     return sum(pod.template_revision == own.update_revision for pod in living)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvloop_operator.api.v1alpha1.status import ConditionStatus
 from kvloop_operator.live import text
 from kvloop_operator.reports import PairReport, Verdict
-from kvloop_operator.status.groups import Engines
+from kvloop_operator.status.groups import Engines, Group
 from kvloop_operator.status.reasons import ConditionType, Reason
 from kvloop_operator.status.situation import Situation, previous_condition
 
@@ -51,7 +51,7 @@ class Transfer:
         return self.status is ConditionStatus.TRUE
 
 
-def judge(situation: Situation, roles: Sequence[Engines]) -> Transfer:
+def judge(situation: Situation, roles: Sequence[Engines], router: Group) -> Transfer:
     """The verdict on the pairs of the engines that are there now."""
     revision, latched = situation.wanted_revision, text(situation.previous, "kvTransfer", "verifiedRevision")
     known = _current_pairs(situation, roles)
@@ -66,7 +66,7 @@ def judge(situation: Situation, roles: Sequence[Engines]) -> Transfer:
         return kept
     if revision and latched == revision:
         return Transfer(ConditionStatus.TRUE, Reason.VERIFIED, _words(situation), latched)
-    return _unknown(situation, latched)
+    return _unknown(situation, latched, suspended=any(role.wanted == 0 for role in roles), routed=router.ready > 0)
 
 
 def _current_pairs(situation: Situation, roles: Sequence[Engines]) -> list[PairReport]:
@@ -122,18 +122,19 @@ def _kept(situation: Situation, latched: str, *, any_known: bool) -> Transfer | 
     )
 
 
-def _unknown(situation: Situation, latched: str) -> Transfer:
+def _unknown(situation: Situation, latched: str, *, suspended: bool, routed: bool) -> Transfer:
     reason, message = Reason.VERIFYING_KV_TRANSFER, "the router has yet to see KV move between a pair of engines"
     resource = situation.resource
     if resource is not None and not resource.spec.router.canary.enabled:
         reason = Reason.CANARY_DISABLED
         message = "whether KV moves cannot be known without the canary; set router.canary.enabled"
-    elif situation.unreachable:
+    elif suspended:
+        reason, message = Reason.SUSPENDED, "no pair of engines is wanted"
+    elif situation.unreachable and routed:
+        # A router that is still starting has a reason of its own.
         reason = Reason.ROUTER_UNREACHABLE
-        message = (
-            f"{', '.join(sorted(situation.unreachable))}; let the operator reach the routers' admin port"
-            " through network policies"
-        )
+        silent = ", ".join(sorted(situation.unreachable))
+        message = f"{silent}; let the operator reach the routers' admin port through network policies"
     return Transfer(ConditionStatus.UNKNOWN, reason, message, latched)
 
 
@@ -144,9 +145,9 @@ def _words(situation: Situation) -> str:
 
 
 def _failures(failed: list[PairReport]) -> str:
-    shown = [f"{pair.prefill} and {pair.decode}: {pair.detail or 'no KV moves'}" for pair in failed[:3]]
-    more = f", and {len(failed) - 3} more" if len(failed) > 3 else ""
-    return f"the canary fails between {', '.join(shown)}{more}"
+    first = failed[0]
+    others = f" and in {len(failed) - 1} more pairs" if len(failed) > 1 else ""
+    return f"the canary fails between {first.prefill} and {first.decode}{others}: {first.detail or 'no KV moves'}"
 
 
 def _slow(situation: Situation, verified: list[PairReport]) -> str:

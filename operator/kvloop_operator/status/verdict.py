@@ -6,17 +6,28 @@ paused, it rolls, it is suspended, engines are missing, routers are missing, KV 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvloop_operator.api.v1alpha1 import DisaggregatedInference
 from kvloop_operator.api.v1alpha1.status import ConditionStatus
+from kvloop_operator.compare import needs_apply, statefulset_needs_apply
+from kvloop_operator.desired import desired
+from kvloop_operator.facts import Facts
 from kvloop_operator.live import Object, text
+from kvloop_operator.manifests.common import Manifest
 from kvloop_operator.rollout.facts import Phase
 from kvloop_operator.status.findings import Finding, worst
 from kvloop_operator.status.groups import Engines, Group, router_is_rolling
-from kvloop_operator.status.reasons import ConditionType, Reason
+from kvloop_operator.status.reasons import REMEDIES, ConditionType, Reason
 from kvloop_operator.status.situation import Situation, previous_condition
 from kvloop_operator.status.transfer import Transfer
+
+_COUNTS = re.compile(r" \((?:running turns|not every router)[^)]*\)")
+
+# What the planner takes for broken at once, and may pass all the same while it is not grave.
+_MAY_PASS = (Reason.IMAGE_PULL_FAILED, Reason.UNSCHEDULABLE, Reason.CRASHING, Reason.OUT_OF_MEMORY)
 
 PREVIOUS_SERVE = "the previous engines go on serving"
 
@@ -77,8 +88,14 @@ class View:
         return not prefill.isdisjoint(decode) and self.router.ready > 0
 
     @property
-    def serves_wanted(self) -> bool:
+    def paired(self) -> bool:
+        """Whether there is a ready pair of the wanted KV revision."""
         return all(self.situation.wanted_revision in role.ready_revisions() for role in self.roles)
+
+    @property
+    def missing(self) -> list[Group]:
+        """Groups that lack pods."""
+        return [group for group in (*self.roles, self.router) if group.short]
 
     @property
     def reached(self) -> bool:
@@ -95,14 +112,20 @@ def verdict(view: View) -> Verdict:
     """What the whole comes to."""
     situation = view.situation
     if situation.resource is None or situation.faults:
-        return _stalled(Reason.INVALID_SPEC, _and_what_runs(view, "; ".join(map(str, situation.faults))))
+        told = (
+            "; ".join(map(str, situation.faults)) or "it cannot be read; compare the installed CRD with the operator's"
+        )
+        return _stalled(Reason.INVALID_SPEC, _and_what_runs(view, told))
     if situation.problems:
-        return _stalled(situation.problems[0].reason, situation.problems[0].message)
+        told = "; ".join(problem.message for problem in situation.problems[:3])
+        return _stalled(situation.problems[0].reason, told)
     return (
         _blocked(view)
-        or _paused(view)
+        or _paused(view, situation.resource, situation.facts)
         or _rolling(view)
-        or _suspended(view)
+        or _suspended(view, situation.resource)
+        or _stuck(view)
+        or _unsettled(view)
         or _engines_missing(view)
         or _router_missing(view)
         or _not_transferring(view)
@@ -125,65 +148,66 @@ def _and_what_runs(view: View, message: str) -> str:
 
 
 def _is_grave(view: View, finding: Finding) -> bool:
-    """A first try's failure counts where it had been found grave before: the tries alternate with waiting."""
-    stalled = bool(previous_condition(view.situation.previous, ConditionType.STALLED))
-    return finding.grave or (finding.first_try and (stalled or view.reached))
+    """A first try's failure counts where it was found grave before: the tries alternate with waiting."""
+    return finding.grave or (
+        finding.first_try and bool(previous_condition(view.situation.previous, ConditionType.STALLED))
+    )
 
 
 def _blocked(view: View) -> Verdict | None:
     """A rollout, or a scaling down, that cannot go on."""
     changing = view.rolling or any(role.extra for role in view.roles)
+    current = [each for role in view.roles for each in role.current]
     if view.phase is Phase.BLOCKED and changing:
-        cause = worst(each for role in view.roles for each in role.current)
+        cause = worst(current)
     elif view.rolling:
-        cause = worst(each for role in view.roles for each in role.current if each.reason is Reason.PODS_REFUSED)
+        # The planner knows nothing of pods that were never made.
+        cause = worst(each for each in current if each.reason is Reason.PODS_REFUSED)
         if cause is None:
             return None
-    elif router_is_rolling(view.situation) and view.router.ready:
+    elif view.router.ready and router_is_rolling(view.situation):
         cause = view.router.worst
         if cause is None or not _is_grave(view, cause):
             return None
     else:
         return None
-    if cause is not None and not _is_grave(view, cause) and cause.reason not in (Reason.LOADING_MODEL, Reason.STARTING):
+    if cause is not None and _is_grave(view, cause):
+        return _stalled(Reason.ROLLOUT_BLOCKED, _and_what_runs(view, cause.message))
+    if cause is not None and cause.reason in _MAY_PASS:
         return _waiting(Reason.ROLLING_OUT, cause.message)
-    step = view.situation.step
-    message = cause.message if cause is not None and _is_grave(view, cause) else step.reason if step else ""
-    return _stalled(Reason.ROLLOUT_BLOCKED, _and_what_runs(view, message))
+    return _stalled(Reason.ROLLOUT_BLOCKED, _and_what_runs(view, _step(view)))
 
 
-def _paused(view: View) -> Verdict | None:
-    if view.phase is not Phase.PAUSED:
+def _paused(view: View, resource: DisaggregatedInference, facts: Facts | None) -> Verdict | None:
+    """What is not as the spec says stays so; where all is, it is judged as ever."""
+    if not resource.spec.paused or facts is None:
         return None
-    as_wanted = view.router.exists and all(
-        role.exists and not role.outdated and len(role.living) == role.wanted for role in view.roles
-    )
-    if as_wanted and not view.unsettled:
+    counted = all(len(role.living) == role.wanted and not role.outdated for role in view.roles)
+    if counted and not view.unsettled and all(_is_applied(view.situation, each) for each in desired(resource, facts)):
         return None
     told = Told(Reason.PAUSED, "the spec is not acted on while spec.paused is true; set it to false")
     return Verdict(ConditionStatus.UNKNOWN, told)
 
 
+def _is_applied(situation: Situation, manifest: Manifest) -> bool:
+    live = situation.live.children.get((manifest["kind"], manifest["metadata"]["name"]))
+    if live is None:
+        return False
+    differs = statefulset_needs_apply if manifest["kind"] == "StatefulSet" else needs_apply
+    return not differs(live, manifest)
+
+
 def _rolling(view: View) -> Verdict | None:
-    if view.rolling:
-        draining = [name for role in view.roles for name in role.draining]
-        if draining and view.phase is Phase.ROLLING:
-            return _waiting(Reason.DRAINING, f"{_listed(draining)} to be replaced once running turns are over")
-        return _waiting(Reason.ROLLING_OUT, _step(view))
-    if view.unsettled:
-        previous = view.previous_ready
-        reconciling = previous_condition(view.situation.previous, ConditionType.RECONCILING)
-        told = Told(Reason.ROLLING_OUT, "waiting for the StatefulSet controller to see what has changed")
-        if text(reconciling, "reason") in set(Reason):
-            told = Told(Reason(text(reconciling, "reason")), text(reconciling, "message"))
-        if previous.get("status") == ConditionStatus.TRUE and text(previous, "reason") in set(Reason):
-            ready = Told(Reason(text(previous, "reason")), text(previous, "message"))
-            return Verdict(ConditionStatus.TRUE, ready, reconciling=told)
-        return Verdict(ConditionStatus.UNKNOWN, told, reconciling=told)
-    return None
+    if not view.rolling:
+        return None
+    draining = [name for role in view.roles for name in role.draining]
+    if draining and view.phase is Phase.ROLLING:
+        return _waiting(Reason.DRAINING, f"{_listed(draining)} to be replaced once running turns are over")
+    cause = worst(each for role in view.roles for each in role.current)
+    return _waiting(Reason.ROLLING_OUT, cause.message if cause is not None else _step(view))
 
 
-def _suspended(view: View) -> Verdict | None:
+def _suspended(view: View, resource: DisaggregatedInference) -> Verdict | None:
     if not view.suspended:
         return None
     if view.phase is Phase.SCALING or any(role.extra for role in view.roles):
@@ -191,23 +215,49 @@ def _suspended(view: View) -> Verdict | None:
     broken = worst(each for each in view.router.findings if _is_grave(view, each))
     if broken is not None:
         return _stalled(broken.reason, broken.message)
-    which = (
-        "suspend is true" if view.situation.resource and view.situation.resource.spec.suspend else "a role is at zero"
-    )
+    if not (view.router.exists and all(role.exists for role in view.roles)):
+        return _waiting(Reason.STARTING, _step(view))
+    which = "spec.suspend is true" if resource.spec.suspend else "a role is at zero"
     return Verdict(
         ConditionStatus.TRUE, Told(Reason.SUSPENDED, f"{which}: no engine serves, and the router answers 503")
     )
 
 
+def _stuck(view: View) -> Verdict | None:
+    """A role, or the router, without a ready pod, where waiting does not help."""
+    for group in (*view.roles, view.router):
+        cause = worst(each for each in group.findings if not group.ready and _is_grave(view, each))
+        if cause is not None:
+            return _stalled(cause.reason, cause.message)
+    cause = worst(each for role in view.roles if not role.ready for each in role.findings)
+    if view.phase is Phase.BLOCKED and not view.paired and (cause is None or cause.reason not in _MAY_PASS):
+        return _stalled(Reason.START_TIMED_OUT, f"{_step(view)}; {REMEDIES[Reason.START_TIMED_OUT]}")
+    return None
+
+
+def _unsettled(view: View) -> Verdict | None:
+    """While the StatefulSet controller has yet to see what was written, what was said before holds if it still may."""
+    if not view.unsettled or not view.paired or not view.router.ready:
+        return None
+    told = _told_before(view, ConditionType.RECONCILING)
+    if told is None:
+        told = Told(Reason.ROLLING_OUT, "waiting for the StatefulSet controller to see what has changed")
+    ready = _told_before(view, ConditionType.READY)
+    if ready is None or view.previous_ready.get("status") != ConditionStatus.TRUE:
+        return Verdict(ConditionStatus.UNKNOWN, told, reconciling=told)
+    return Verdict(ConditionStatus.TRUE, ready, reconciling=told)
+
+
+def _told_before(view: View, kind: ConditionType) -> Told | None:
+    found = previous_condition(view.situation.previous, kind)
+    reason = text(found, "reason")
+    return Told(Reason(reason), text(found, "message")) if reason in set(Reason) else None
+
+
 def _engines_missing(view: View) -> Verdict | None:
-    if view.serves_wanted:
+    if view.paired:
         return None
     cause = worst(each for role in view.roles if not role.ready for each in role.findings)
-    if cause is not None and _is_grave(view, cause):
-        return _stalled(cause.reason, cause.message)
-    waits = cause is not None and cause.reason not in (Reason.LOADING_MODEL, Reason.STARTING)
-    if view.phase is Phase.BLOCKED and view.situation.step is not None and not waits:
-        return _stalled(Reason.START_TIMED_OUT, f"{view.situation.step.reason}; see its events and log")
     if cause is not None:
         return _waiting(cause.reason, cause.message)
     if view.phase is Phase.SCALING:
@@ -216,16 +266,13 @@ def _engines_missing(view: View) -> Verdict | None:
 
 
 def _router_missing(view: View) -> Verdict | None:
-    rolling = router_is_rolling(view.situation)
-    if view.router.ready and not rolling:
-        return None
     cause = view.router.worst
+    if view.router.ready and not router_is_rolling(view.situation):
+        return None
     if view.router.ready:
         return _waiting(Reason.ROLLING_OUT, cause.message if cause is not None else "routers are being replaced")
     if cause is None:
         return _waiting(Reason.STARTING, "the router's pods are being made")
-    if _is_grave(view, cause):
-        return _stalled(cause.reason, cause.message)
     return _waiting(cause.reason, cause.message)
 
 
@@ -241,18 +288,20 @@ def _not_transferring(view: View) -> Verdict | None:
 
 
 def _serving(view: View) -> Verdict:
-    words = " and ".join(f"{role.ready} of {role.wanted} {role.role.value}" for role in view.roles)
-    ready = Told(Reason.SERVING, f"{words} engines serve")
+    ready = Told(Reason.SERVING, f"{' and '.join(map(_counted, view.roles))} engines serve")
     if view.phase is Phase.SCALING or any(role.extra for role in view.roles):
         return Verdict(ConditionStatus.TRUE, ready, reconciling=Told(*_scaling(view)))
-    missing = [each for group in (*view.roles, view.router) if group.short for each in group.findings]
-    cause = worst(missing)
-    if view.reached or not any(group.short for group in (*view.roles, view.router)):
+    cause = worst(each for group in view.missing for each in group.findings)
+    if not view.missing or view.reached or (cause is not None and _is_grave(view, cause)):
         return Verdict(ConditionStatus.TRUE, ready)
-    if cause is not None and _is_grave(view, cause):
-        return Verdict(ConditionStatus.TRUE, ready)
-    told = Told(cause.reason, cause.message) if cause is not None else Told(Reason.STARTING, _step(view))
-    return Verdict(ConditionStatus.TRUE, ready, reconciling=told)
+    if cause is not None:
+        return Verdict(ConditionStatus.TRUE, ready, reconciling=Told(cause.reason, cause.message))
+    more = ", ".join(f"{group.name} from {len(group.pods)} to {group.wanted}" for group in view.missing)
+    return Verdict(ConditionStatus.TRUE, ready, reconciling=Told(Reason.SCALING_UP, f"making pods: {more}"))
+
+
+def _counted(role: Engines) -> str:
+    return f"{role.ready} of {role.wanted} {role.role.value}" if role.short else f"{role.ready} {role.role.value}"
 
 
 def _scaling(view: View) -> tuple[Reason, str]:
@@ -264,7 +313,11 @@ def _scaling(view: View) -> tuple[Reason, str]:
 
 
 def _step(view: View) -> str:
-    return view.situation.step.reason if view.situation.step is not None else "pods are being made"
+    """What the planner does or waits for, without its counts of turns, which never stand still."""
+    step = view.situation.step
+    if step is None or not all(role.exists for role in view.roles):
+        return "the engines' pods are being made"
+    return _COUNTS.sub("", step.reason)
 
 
 def _listed(pods: Sequence[str]) -> str:
