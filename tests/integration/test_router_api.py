@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -293,6 +294,23 @@ async def test_a_bad_configuration_ends_with_its_faults(tmp_path: Path) -> None:
 
     assert process.returncode == 2
     assert b"handleTtlSeconds" in told
+    assert b"Traceback" not in told
+
+
+async def test_a_router_that_is_to_ask_an_api_server_says_where_nothing_leads_to_one(tmp_path: Path) -> None:
+    document = configuration(tmp_path)
+    document["discovery"] = {"kubernetes": {"deployment": "demo", "namespace": "team"}}
+    (tmp_path / "router.yaml").write_text(yaml.safe_dump(document))
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("KUBE")}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvloop_router", "--config", str(tmp_path / "router.yaml")),
+        stderr=asyncio.subprocess.PIPE,
+        env={**outside, "HOME": str(tmp_path)},
+    )
+    _, told = await asyncio.wait_for(process.communicate(), 60)
+
+    assert process.returncode == 2
+    assert b"discovery.kubernetes" in told
     assert b"Traceback" not in told
 
 
