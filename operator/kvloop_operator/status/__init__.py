@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvloop_operator.status.assess import assess
+from kvloop_operator.status.assessment import assess
 from kvloop_operator.status.reasons import ConditionType, Reason
 from kvloop_operator.status.situation import Assessment, Problem, Situation, Transition
 

@@ -122,7 +122,7 @@ def pod(
         "name": name,
         "namespace": "team",
         "uid": f"uid-{name}-{revision}",
-        "creationTimestamp": stamp(NOW - 7200),
+        "creationTimestamp": stamp(NOW - 3600),
         "labels": labels,
         "ownerReferences": [{"kind": owner[0], "name": owner[1], "uid": "owner", "controller": True}],
     }

@@ -45,7 +45,7 @@ def test_a_pod_that_was_ready_counts_from_when_it_stopped_being_so() -> None:
 
 
 def test_a_pod_that_the_kubelet_has_not_seen_counts_from_its_creation() -> None:
-    assert pod_of(engine(scheduled=unschedulable())).not_ready_since == NOW - 7200
+    assert pod_of(engine(scheduled=unschedulable())).not_ready_since == NOW - 3600
 
 
 @pytest.mark.parametrize(
