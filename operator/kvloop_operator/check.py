@@ -321,7 +321,6 @@ def everything_asked_for_is_there(resource: DisaggregatedInference, facts: Facts
     spec = resource.spec
     asked: list[tuple[str, Any]] = [
         ("kvTransfer.retainedShareLimit", spec.kv_transfer.retained_share_limit),
-        ("rollout.maxSurge", spec.rollout.max_surge or None),
         ("security.tls", spec.security.tls),
         ("router.handleStore.url", spec.router.handle_store.url),
         ("router.replicas", spec.router.replicas if spec.router.replicas > 1 else None),

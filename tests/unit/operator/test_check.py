@@ -58,12 +58,10 @@ def test_engines_are_refused_before_the_oldest_version_that_is_safe(version: str
 def test_fields_that_this_version_does_not_act_on_are_refused_and_not_ignored() -> None:
     assert found(
         kvTransfer__retainedShareLimit=0.5,
-        rollout__maxSurge=1,
         security__tls={"secretName": "tls"},
         router__handleStore={"url": "valkey://store:6379"},
     ) == [
         "spec.kvTransfer.retainedShareLimit",
-        "spec.rollout.maxSurge",
         "spec.security.tls",
         "spec.router.handleStore.url",
     ]
