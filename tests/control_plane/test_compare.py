@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from kvloop_operator.cluster.kinds import BY_NAME
+from kvloop_operator.cluster.api import STATUS_MANAGER
+from kvloop_operator.cluster.kinds import BY_NAME, RESOURCE
 from kvloop_operator.compare import MANAGER, needs_apply
 from kvloop_operator.ports import ports_put_right
 from tests.cluster.kubectl import Kubectl
 from tests.harness.kube import Answer, Kube
+from tests.unit.operator.documents import document
 from tests.unit.operator.stored import another, at, changed, leaves, lost, removable, stored
+from tests.unit.operator.test_status import ROWS, assessed
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "operator" / "golden"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
@@ -224,3 +227,26 @@ def test_a_secret_needs_no_apply_whichever_way_its_text_is_given(kube: Kube, whe
     more = {**secret, field: {"token": "dA==", "other": "dA=="}}
     assert needs_apply(applied(kube, secret), more) == ["data.other"]
     assert needs_apply(applied(kube, more), secret) == ["data.other"]
+
+
+def test_a_status_needs_no_apply_once_it_is_written(kube: Kube, where: str) -> None:
+    kube.create(document(), where)
+    path = RESOURCE.path(where, "demo")
+
+    def written(status: Mapping[str, Any]) -> tuple[Answer, dict[str, Any]]:
+        wanted = {"apiVersion": RESOURCE.api_version, "kind": RESOURCE.kind, "status": status}
+        wanted["metadata"] = {"name": "demo", "namespace": where}
+        options = {"fieldManager": STATUS_MANAGER, "force": "true", "fieldValidation": "Strict"}
+        content = "application/apply-patch+yaml"
+        return kube.request("PATCH", f"{path}/status", body=wanted, content=content, **options), wanted
+
+    for row in ROWS:
+        answer, wanted = written(assessed(row).status)
+        assert answer.ok, answer.message
+        found = kube.request("GET", path).body
+        assert needs_apply(found, wanted, STATUS_MANAGER) == [], row.name
+        assert found["status"] == wanted["status"]
+        for path_of_leaf in leaves(wanted["status"]):
+            if path_of_leaf[-1] != "type":
+                with changed(wanted, ("status", *path_of_leaf), another(at(wanted["status"], path_of_leaf))):
+                    assert needs_apply(found, wanted, STATUS_MANAGER), path_of_leaf
