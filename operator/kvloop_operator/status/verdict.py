@@ -241,7 +241,10 @@ def _unsettled(view: View) -> Verdict | None:
         return None
     told = _told_before(view, ConditionType.RECONCILING)
     if told is None:
-        told = Told(Reason.ROLLING_OUT, "waiting for the StatefulSet controller to see what has changed")
+        counts = [len(role.living) - (role.wanted or 0) for role in view.roles]
+        down, up = any(each > 0 for each in counts), any(each < 0 for each in counts)
+        reason = Reason.SCALING_DOWN if down else Reason.SCALING_UP if up else Reason.ROLLING_OUT
+        told = Told(reason, "waiting for the StatefulSet controller to see what has changed")
     ready = _told_before(view, ConditionType.READY)
     if ready is None or view.previous_ready.get("status") != ConditionStatus.TRUE:
         return Verdict(ConditionStatus.UNKNOWN, told, reconciling=told)

@@ -21,6 +21,7 @@ from kvloop_operator.compare import (
 )
 from kvloop_operator.facts import OperatorSettings, SecretMaterial
 from kvloop_operator.manifests.common import Manifest
+from kvloop_operator.ports import ports_put_right
 from tests.unit.operator.documents import child, manifests
 from tests.unit.operator.stored import (
     another,
@@ -328,3 +329,39 @@ def test_no_live_object_makes_a_comparison_fail(strange: Any) -> None:
     for path in (("spec",), ("metadata", "managedFields"), ("spec", "template", "spec", "containers")):
         with changed(STORED, path, strange):
             assert needs_apply(STORED, STATEFULSET)
+
+
+def test_a_port_whose_number_somebody_has_changed_is_put_right_before_an_apply() -> None:
+    """An apply alone would add a second port of the same name, which is refused."""
+    manifest = child(golden("everything"), "Service", "everything-router")
+    live = replaced(stored(manifest), ("spec", "ports", 0, "port"), 9)
+    assert ports_put_right(live, manifest) == [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": "1"},
+        {"op": "add", "path": "/spec/ports/0/port", "value": manifest["spec"]["ports"][0]["port"]},
+    ]
+
+
+def test_a_container_s_port_is_put_right_wherever_the_container_stands() -> None:
+    manifest = statefulset()
+    live = stored(manifest)
+    containers = live["spec"]["template"]["spec"]["containers"]
+    containers[0]["ports"][1] |= {"containerPort": 9, "protocol": "UDP"}
+    containers.insert(0, {"name": "injected"})
+    below = f"/spec/template/spec/containers/{[each['name'] for each in containers].index('engine')}/ports/1"
+    assert ports_put_right(live, manifest)[1:] == [
+        {"op": "add", "path": f"{below}/containerPort", "value": 5600},
+        {"op": "add", "path": f"{below}/protocol", "value": "TCP"},
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ports_that_are_right_are_let_be(case: str) -> None:
+    assert all(ports_put_right(stored(manifest), manifest) == [] for manifest in golden(case))
+
+
+def test_a_port_that_another_manifest_wants_elsewhere_is_no_obstacle() -> None:
+    """The apply itself takes away what was applied before."""
+    manifest = child(golden("everything"), "Service", "everything-router")
+    live = stored(manifest)
+    manifest["spec"]["ports"][0] |= {"name": "other", "port": 81}
+    assert ports_put_right(live, manifest) == []

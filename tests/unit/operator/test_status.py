@@ -594,6 +594,30 @@ ROWS = (
         "RollingOut",
     ),
     Row(
+        "the StatefulSet controller has not seen that more are wanted",
+        lambda: after_serving(unsettled(scene(decode__replicas=2).without_pods("demo-decode-1"))),
+        "True Serving",
+        "ScalingUp",
+    ),
+    Row(
+        "the StatefulSet controller has not seen that fewer are wanted",
+        lambda: after_serving(unsettled(scene().with_pods(scene().engine("decode", 1)))),
+        "True Serving",
+        "ScalingDown",
+    ),
+    Row(
+        "the StatefulSet controller has not seen another template of the same KV revision",
+        lambda: replace(unsettled(scene()), previous=said(rolling(draining=True))),
+        "Unknown Draining",
+        "Draining",
+    ),
+    Row(
+        "the StatefulSet controller has not seen another template of another KV revision",
+        lambda: after_serving(unsettled(scene().with_pods(scene().engine("decode", 0, kv="previous")))),
+        "Unknown RollingOut",
+        "RollingOut",
+    ),
+    Row(
         "the StatefulSet controller sees nothing, and nothing serves",
         lambda: after_serving(unsettled(starting(crashing()))),
         "False Crashing",
