@@ -90,6 +90,8 @@ def finding(
     if unplaced is not None:
         return unplaced
     found = worst(_containers(pod, name, now))
+    if found is None and entries(pod, "status", "containerStatuses"):
+        return _not_ready_as_a_whole(pod, name)
     if found is None:
         found = Finding(Reason.STARTING, name, "is being prepared on its node")
     if found.reason is Reason.STARTING:
@@ -137,6 +139,13 @@ def _unplaced(pod: Object, name: str, *, unschedulable_seconds: float, now: floa
     if now >= deadline:
         return Finding(Reason.UNSCHEDULABLE, name, cause, grave=True)
     return Finding(Reason.UNSCHEDULABLE, name, cause, until=deadline)
+
+
+def _not_ready_as_a_whole(pod: Object, name: str) -> Finding:
+    """Of a node that no longer reports, all is as it last said, but for the pod's readiness."""
+    node = text(pod, "spec", "nodeName") or "its node"
+    cause = f"is not ready, though its containers are: {node} may no longer report"
+    return Finding(Reason.UNHEALTHY, name, cause, remedy=f"see `kubectl describe node {node}`")
 
 
 def _containers(pod: Object, name: str, now: float) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ The step is the planner's own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -251,11 +252,22 @@ def pair(prefill: Object, decode: Object, verdict: Verdict, **details: Any) -> P
 
 
 def scene(*, generation: int = 1, settings: OperatorSettings | None = None, **changes: Any) -> Scene:
-    """``document(**changes)``, applied, with every pod ready and every pair verified."""
+    """``document(**changes)``, applied, with every pod ready and every pair verified. Not to be changed in place."""
+    if settings is None:
+        return _usual(generation, tuple(sorted(changes.items())))
+    return _made(generation, settings, changes)
+
+
+@functools.cache
+def _usual(generation: int, changes: tuple[tuple[str, Any], ...]) -> Scene:
+    return _made(generation, OperatorSettings(), dict(changes))
+
+
+def _made(generation: int, settings: OperatorSettings, changes: Mapping[str, Any]) -> Scene:
     written = document(**changes)
     written["metadata"] |= {"namespace": "team", "uid": "uid-demo", "generation": generation}
     resource = DisaggregatedInference.parse(written)
-    facts = resolve(resource, settings or OperatorSettings())
+    facts = resolve(resource, settings)
     children = {(each["kind"], each["metadata"]["name"]): stored(each) for each in desired(resource, facts)}
     for (kind, _), child in children.items():
         if kind == "StatefulSet":

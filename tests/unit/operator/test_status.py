@@ -440,6 +440,13 @@ ROWS = (
         "Unhealthy",
         others={"Degraded": "True Unhealthy"},
     ),
+    Row(
+        "its node no longer reports",
+        lambda: after_serving(starting(running(), ready=False)),
+        "Unknown Unhealthy",
+        "Unhealthy",
+        words=("node-1 may no longer report", "kubectl describe node node-1"),
+    ),
     # Fewer serve than should.
     Row(
         "one of two is on its first way up",
