@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -156,7 +158,13 @@ def _metadata(context: Context) -> dict[str, Any]:
 
 
 def _config_text(context: Context) -> str:
-    return yaml.safe_dump(router_config(context), sort_keys=False)
+    return _as_yaml(json.dumps(router_config(context)))
+
+
+@lru_cache(maxsize=4096)
+def _as_yaml(document: str) -> str:
+    # Most of the time of a pass over a resource went into writing the same text again.
+    return yaml.safe_dump(json.loads(document), sort_keys=False)
 
 
 def _asks_api_server(context: Context) -> bool:
