@@ -95,6 +95,10 @@ class Cluster:
         """Load the images of an OCI archive into the node."""
         images.load(self._own_state("loading images"), archive)
 
+    def tag_image(self, image: str, other: str) -> None:
+        """Give an image on the node a further name."""
+        images.tag(self._own_state("naming images"), image, other)
+
     def in_node_network(self, *command: str) -> list[str]:
         """`command`, run on this machine but in the node's network, where pods and Services have addresses."""
         if self.init_pid is None:

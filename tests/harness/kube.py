@@ -67,10 +67,10 @@ class Kube:
         return None if answer.status == 404 else _object(answer)
 
     def list(self, kind: str, namespace: str | None, *, selector: str = "") -> list[Object]:
-        """The objects of a kind in one namespace or, with None, in all."""
+        """The objects of a kind in one namespace or, with None, in all; they carry their kind."""
         answer = self.request("GET", BY_NAME[kind].path(namespace), labelSelector=selector)
-        found: list[Object] = _object(answer)["items"]
-        return found
+        known = {"apiVersion": BY_NAME[kind].api_version, "kind": kind}
+        return [{**known, **found} for found in _object(answer)["items"]]
 
     def create(self, manifest: Mapping[str, Any], namespace: str) -> Object:
         """Make an object."""

@@ -56,13 +56,24 @@ def install_rights(cluster: Cluster, helm: Helm, *, namespaces: Sequence[str] = 
 
 
 class OperatorProcess:
-    """One operator on an address of its own. As a context manager it is launched, and stopped in the end."""
+    """One operator on an address of its own. As a context manager it is launched, and stopped in the end.
 
-    def __init__(self, kubeconfig: Path, *, log: Path, flags: Sequence[str] = ("--all-namespaces",)) -> None:
+    module: what is run; another one than the operator's own changes something in it first.
+    """
+
+    def __init__(
+        self,
+        kubeconfig: Path,
+        *,
+        log: Path,
+        flags: Sequence[str] = ("--all-namespaces",),
+        module: str = "kvloop_operator",
+    ) -> None:
         self.host = free_loopback_address(_PROBE_PORT, _METRICS_PORT)
         self.log = log
         self._kubeconfig = kubeconfig
         self._flags = list(flags)
+        self._module = module
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -85,7 +96,7 @@ class OperatorProcess:
     def launch(self) -> None:
         """Start it, without waiting."""
         assert self._process is None, "it runs already"
-        command = [sys.executable, "-m", "kvloop_operator", f"--router-image={ROUTER_IMAGE}", f"--host={self.host}"]
+        command = [sys.executable, "-m", self._module, f"--router-image={ROUTER_IMAGE}", f"--host={self.host}"]
         command += [f"--probe-port={_PROBE_PORT}", f"--metrics-port={_METRICS_PORT}", *self._flags]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
