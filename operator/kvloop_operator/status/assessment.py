@@ -41,9 +41,9 @@ def assess(situation: Situation) -> Assessment:
     conditions = [_document(situation, *each) for each in _conditions(view, told)]
     status: dict[str, Any] = {"observedGeneration": situation.generation, "conditions": conditions}
     for role in roles:
-        if role.exists or role.wanted is not None:
+        if role.wanted is not None:
             status[role.role.value] = _role_status(situation, role, role.role.value, _revision(situation, role))
-    if routers.exists or routers.wanted is not None:
+    if routers.wanted is not None:
         status[names.ROUTER] = _role_status(situation, routers, names.ROUTER, "")
     status.update(_rest(situation, view.transfer))
     moments = [group.until for group in (*roles, routers) if group.until is not None and group.until > situation.now]
@@ -62,9 +62,9 @@ def _conditions(view: View, told: Verdict) -> Iterator[_Condition]:
         yield ConditionType.PAUSED, ConditionStatus.TRUE, Told(Reason.PAUSED, "spec.paused is true: nothing is changed")
     kinds = (ConditionType.PREFILL_READY, ConditionType.DECODE_READY)
     for kind, role in zip(kinds, view.roles, strict=True):
-        if role.exists or role.wanted is not None:
+        if role.wanted is not None:
             yield kind, *_group(role, f"{role.role.value} engines")
-    if view.router.exists or view.router.wanted is not None:
+    if view.router.wanted is not None:
         yield ConditionType.ROUTER_READY, *_group(view.router, "routers")
     if situation.wanted_revision:
         transfer = view.transfer

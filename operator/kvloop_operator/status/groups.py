@@ -19,7 +19,7 @@ from kvloop_operator.status.situation import Situation
 class Group:
     """Pods that do the same.
 
-    exists: whether the StatefulSet or Deployment is there. wanted: None where nothing says how many.
+    exists: whether the StatefulSet or Deployment is there. wanted: None where neither it nor the spec says how many.
     pods: names of those that are not on their way out. updated: those of them at the wanted revision.
     findings: what is wrong, per pod, and with making pods; those of pods at the wanted revision only in ``current``.
     until: when time alone changes a finding.

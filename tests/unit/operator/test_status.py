@@ -84,6 +84,10 @@ def with_numbers(shown: Scene, role: str, replicas: int, partition: int) -> Scen
     return replace(shown, children={**shown.children, place: child})
 
 
+def without_child(shown: Scene, kind: str, name: str) -> Scene:
+    return replace(shown, children={key: child for key, child in shown.children.items() if key != (kind, name)})
+
+
 def rolling(*updated: Any, draining: bool = False, partition: int = 2) -> Scene:
     """Two engines a role at the previous revision, of which the upper ones are as ``updated`` says."""
     shown = scene(generation=2, prefill__replicas=2, decode__replicas=2)
@@ -230,6 +234,18 @@ ROWS = (
         "False ImagePullFailed",
         stalled="ImagePullFailed",
     ),
+    Row(
+        "suspended from the start, and the router not made yet",
+        lambda: without_child(scene(suspend=True), "Deployment", "demo-router"),
+        "Unknown Starting",
+        "Starting",
+    ),
+    Row(
+        "suspended from the start, and a StatefulSet not made yet",
+        lambda: without_child(scene(suspend=True), "StatefulSet", "demo-decode"),
+        "Unknown Starting",
+        "Starting",
+    ),
     Row("paused as it should be", lambda: scene(paused=True), "True Serving", others={"Paused": "True Paused"}),
     Row(
         "paused, and changed since",
@@ -240,10 +256,7 @@ ROWS = (
     ),
     Row(
         "paused, and a child is missing",
-        lambda: replace(
-            scene(paused=True),
-            children={key: value for key, value in scene().children.items() if key[0] != "PodDisruptionBudget"},
-        ),
+        lambda: without_child(scene(paused=True), "PodDisruptionBudget", "demo-router"),
         "Unknown Paused",
     ),
     # What the API server says.
@@ -498,6 +511,21 @@ ROWS = (
         "False Crashing",
         stalled="Crashing",
         words=("--container=router",),
+    ),
+    Row(
+        "the router is lost",
+        lambda: after_serving(router_is(crashing(name="router"))),
+        "False Crashing",
+        stalled="Crashing",
+        others={"RouterReady": "False Crashing", "Degraded": "True Crashing"},
+    ),
+    Row(
+        "one of two routers is lost",
+        lambda: scene(router__replicas=2).with_pods(
+            pod("demo-router-1", names.ROUTER, crashing(name="router"), ready_since=NOW - 60)
+        ),
+        "True Serving",
+        others={"RouterReady": "True PartlyReady", "Degraded": "True PartlyReady"},
     ),
     Row(
         "routers are replaced",
