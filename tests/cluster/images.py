@@ -31,8 +31,17 @@ def name(component: str) -> str:
 
 def load(state: State, archive: Path) -> None:
     """Load the images of an archive, OCI or Docker, into the node."""
+    _ctr(state, "import", archive)
+
+
+def tag(state: State, image: str, other: str) -> None:
+    """Give an image on the node a further name."""
+    _ctr(state, "tag", "--force", image, other)
+
+
+def _ctr(state: State, *arguments: str | Path) -> None:
     ctr = location(parts.CONTAINERD) / "ctr"
-    run(ctr, "--address", state.containerd_socket, "--namespace", "k8s.io", "images", "import", archive)
+    run(ctr, "--address", state.containerd_socket, "--namespace", "k8s.io", "images", *arguments)
 
 
 @contextmanager
