@@ -1,0 +1,402 @@
+"""Leases against a model that knows which reads run, what each turn's blocks are and how long it has been idle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from kvloop_connector.leases import Claim, Freed, Leases, LeaseTerms, Renewal, Retained, most_blocks
+from kvloop_connector.lifecycle import State
+
+TERMS = LeaseTerms(seconds=10, longest=25, margin=2, most_blocks=6)
+
+
+@dataclass(slots=True)
+class Turn:
+    """What the model knows of one turn."""
+
+    blocks: frozenset[int]
+    since: int
+    ends: float
+    deadline: float
+    freed: bool = False
+    wanted: bool = True
+    reading: int | None = None
+    granted: list[int] = field(default_factory=list)
+    renewals: int = 0
+
+
+class AgainstModel(RuleBasedStateMachine):
+    """All that can befall the leases of an engine, in any order."""
+
+    kind: type[Leases] = Leases
+    terms = TERMS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.steps = 0
+        self.leases = self.kind(self.terms)
+        self.turns: dict[str, Turn] = {}
+
+    def step(self) -> int:
+        self.steps += 1
+        return self.steps
+
+    def held(self) -> dict[str, Turn]:
+        return {name: turn for name, turn in self.turns.items() if not turn.freed}
+
+    def union(self, turns: dict[str, Turn]) -> frozenset[int]:
+        return frozenset[int]().union(*(turn.blocks for turn in turns.values()))
+
+    def take_in(self, freed: Freed, *, allowed: set[str]) -> None:
+        """Check that each of ``freed`` may be freed now."""
+        assert len(set(freed)) == len(freed)
+        for name in freed:
+            turn = self.turns[name]
+            assert not turn.freed, "freed twice"
+            due = self.now >= turn.deadline
+            assert due or name in allowed, "freed without a reason"
+            assert due or turn.reading is None, "freed while it is read"
+            turn.freed = True
+
+    @rule(blocks=st.frozensets(st.integers(0, 9), min_size=1, max_size=7))
+    def retain(self, blocks: frozenset[int]) -> None:
+        name = f"turn-{len(self.turns)}"
+        before = {other: turn for other, turn in self.held().items() if self.now < turn.deadline}
+        idle = {other for other, turn in before.items() if turn.reading is None}
+        deadline, freed = self.leases.retain(name, blocks, self.now)
+        given_up = [other for other in freed if other in before]
+        cap = self.terms.most_blocks
+        self.take_in(freed, allowed=idle)
+        if deadline is None:
+            assert cap is not None
+            reading = {other: turn for other, turn in before.items() if turn.reading is not None}
+            assert len(self.union(reading) | blocks) > cap, "refused although there was room"
+            assert not given_up, "given up for nothing"
+            return
+        for other in given_up:
+            assert all(turn.since > self.turns[other].since for left, turn in self.held().items() if left in idle)
+        if given_up and cap is not None:
+            spared = {**self.held(), given_up[-1]: self.turns[given_up[-1]]}
+            assert len(self.union(spared) | blocks) > cap, "given up without need"
+        assert deadline == self.now + self.terms.seconds
+        self.turns[name] = Turn(blocks, self.step(), self.now + self.terms.longest, deadline)
+
+    @precondition(lambda self: self.turns)
+    @rule(data=st.data(), seconds=st.integers(0, 30))
+    def renew(self, data: st.DataObject, seconds: int) -> None:
+        name, turn = self.draw(data)
+        renewal = self.leases.renew(name, seconds, self.now)
+        if turn.freed or not turn.wanted or turn.reading is not None or self.now >= turn.deadline:
+            assert renewal is None, "renewed what has ended"
+            return
+        turn.renewals += 1
+        turn.deadline = max(turn.deadline, min(self.now + seconds, turn.ends))
+        turn.since = self.step()
+        assert renewal == Renewal(turn.deadline, turn.renewals)
+
+    @precondition(lambda self: self.turns)
+    @rule(data=st.data())
+    def claim(self, data: st.DataObject) -> None:
+        name, turn = self.draw(data)
+        grant, freed = self.leases.claim(name, self.now)
+        self.take_in(freed, allowed=set())
+        may = not turn.freed and turn.wanted and turn.reading is None and self.now + self.terms.margin < turn.deadline
+        assert (grant is not None) == may
+        if grant is not None:
+            assert grant not in turn.granted, "a number was given twice"
+            turn.granted.append(grant)
+            turn.reading = grant
+
+    @precondition(lambda self: any(turn.granted for turn in self.turns.values()))
+    @rule(data=st.data(), happened=st.booleans())
+    def read_ends_or_never_was(self, data: st.DataObject, happened: bool) -> None:
+        granted = [name for name, turn in self.turns.items() if turn.granted]
+        name = data.draw(st.sampled_from([*(name for name in granted if not self.turns[name].freed), granted[-1]]))
+        turn = self.turns[name]
+        grant = data.draw(st.sampled_from(turn.granted))
+        freed = (self.leases.read if happened else self.leases.put_back)(name, grant, self.now)
+        if turn.freed or grant != turn.reading:
+            self.take_in(freed, allowed=set())
+            return
+        turn.reading = None
+        gone = happened or not turn.wanted or self.now >= turn.deadline
+        self.take_in(freed, allowed={name} if gone else set())
+        assert turn.freed == gone
+
+    @precondition(lambda self: self.turns)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        name, turn = self.draw(data)
+        freed = self.leases.release(name, self.now)
+        turn.wanted = False
+        self.take_in(freed, allowed={name})
+        assert turn.freed or (turn.reading is not None and self.now < turn.deadline)
+
+    @rule(seconds=st.sampled_from([1, 2, 3, 9]))
+    def time_passes(self, seconds: int) -> None:
+        self.now += seconds
+
+    @rule()
+    def somebody_looks(self) -> None:
+        self.take_in(self.leases.expire(self.now), allowed=set())
+        assert all(self.now < turn.deadline for turn in self.held().values()), "retained past its deadline"
+
+    @invariant()
+    def what_is_retained_is_what_was_not_freed(self) -> None:
+        held = self.held()
+        assert set(self.leases.turns) == held.keys()
+        assert self.leases.blocks == len(self.union(held))
+
+    @invariant()
+    def the_cap_is_kept(self) -> None:
+        assert self.terms.most_blocks is None or self.leases.blocks <= self.terms.most_blocks
+
+    def teardown(self) -> None:
+        self.now += self.terms.longest
+        self.take_in(self.leases.expire(self.now), allowed=set())
+        assert not self.held(), "retained for ever"
+
+    def draw(self, data: st.DataObject) -> tuple[str, Turn]:
+        # Mostly those that something can still happen to.
+        name = data.draw(st.sampled_from([*self.held(), *list(self.turns)[-2:]]))
+        return name, self.turns[name]
+
+
+class WithoutCap(AgainstModel):
+    terms = replace(TERMS, most_blocks=None)
+
+
+MANY = settings(
+    max_examples=80,
+    stateful_step_count=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.parametrize("machine", [AgainstModel, WithoutCap], ids=["with a cap", "without"])
+def test_leases_do_what_the_model_does(machine: type[AgainstModel]) -> None:
+    run_state_machine_as_test(machine, settings=MANY)
+
+
+class ReleaseDuringRead(Leases):
+    """Frees at once, whoever reads."""
+
+    def release(self, turn: str, now: float) -> Freed:
+        held = self._held.get(turn)
+        if held is not None:
+            self._held[turn] = replace(held, lease=replace(held.lease, state=State.ISSUED))
+        return super().release(turn, now)
+
+
+class RevokedIsGranted(Leases):
+    """A put back makes a revoked lease what it was."""
+
+    def put_back(self, turn: str, grant: int, now: float) -> Freed:
+        held = self._held.get(turn)
+        if held is not None:
+            self._held[turn] = replace(held, revoked=False)
+        return super().put_back(turn, grant, now)
+
+
+class RevokedStays(Leases):
+    """Forgets to revoke what is being read."""
+
+    def release(self, turn: str, now: float) -> Freed:
+        held = self._held.get(turn)
+        return () if held is not None and held.lease.state is State.TAKEN else super().release(turn, now)
+
+
+class AnyNumber(Leases):
+    """Believes whoever says that a read has ended."""
+
+    def read(self, turn: str, grant: int, now: float) -> Freed:
+        held = self._held.get(turn)
+        return super().read(turn, held.lease.grants if held is not None else grant, now)
+
+
+class AnyPutBack(Leases):
+    """Believes whoever puts back."""
+
+    def put_back(self, turn: str, grant: int, now: float) -> Freed:
+        held = self._held.get(turn)
+        return super().put_back(turn, held.lease.grants if held is not None else grant, now)
+
+
+class RenewsForEver(Leases):
+    """Knows no longest time."""
+
+    def renew(self, turn: str, seconds: float, now: float) -> Renewal | None:
+        held = self._held.get(turn)
+        if held is not None:
+            self._held[turn] = replace(held, ends=float("inf"))
+        return super().renew(turn, seconds, now)
+
+
+class RenewsWhatIsRead(Leases):
+    """Renews although the one read was granted."""
+
+    def renew(self, turn: str, seconds: float, now: float) -> Renewal | None:
+        held = self._held.get(turn)
+        if held is not None and held.lease.state is State.TAKEN:
+            self._held[turn] = replace(held, lease=replace(held.lease, deadline=now + seconds))
+            return Renewal(now + seconds, 1)
+        return super().renew(turn, seconds, now)
+
+
+class RenewalKeepsIdle(Leases):
+    """A renewal does not count as use."""
+
+    def renew(self, turn: str, seconds: float, now: float) -> Renewal | None:
+        order = list(self._held)
+        renewal = super().renew(turn, seconds, now)
+        self._held = {name: self._held[name] for name in order}
+        return renewal
+
+
+class RenewsTheExpired(Leases):
+    """Looks at the state only."""
+
+    def renew(self, turn: str, seconds: float, now: float) -> Renewal | None:
+        held = self._held.get(turn)
+        return super().renew(turn, seconds, min(now, held.lease.deadline - 1) if held is not None else now)
+
+
+class GrantsAtTheEnd(Leases):
+    """Grants a read that could not end in time."""
+
+    def claim(self, turn: str, now: float) -> Claim:
+        held = self._held.get(turn)
+        if held is not None:
+            self._held[turn] = replace(held, lease=replace(held.lease, margin=0))
+        return super().claim(turn, now)
+
+
+class NewestGoesFirst(Leases):
+    """Gives up the one that was used last."""
+
+    def retain(self, turn: str, blocks: Any, now: float) -> Retained:
+        self._held = dict(reversed(self._held.items()))
+        retained = super().retain(turn, blocks, now)
+        new = {turn: self._held.pop(turn)} if turn in self._held else {}
+        self._held = {**dict(reversed(self._held.items())), **new}
+        return retained
+
+
+class GivesUpWhatIsRead(Leases):
+    """Takes what is being read for idle."""
+
+    def retain(self, turn: str, blocks: Any, now: float) -> Retained:
+        for other, held in self._held.items():
+            self._held[other] = replace(held, lease=replace(held.lease, state=State.ISSUED))
+        return super().retain(turn, blocks, now)
+
+
+class GivesUpAll(Leases):
+    """Makes more room than is needed."""
+
+    def retain(self, turn: str, blocks: Any, now: float) -> Retained:
+        wanted, freed = frozenset(blocks), self.expire(now)
+        if len(self._uses.keys() | wanted) > (self._terms.most_blocks or 99):
+            for other in [name for name, held in self._held.items() if held.lease.state is State.ISSUED]:
+                freed += self.release(other, now)
+        retained = super().retain(turn, wanted, now)
+        return Retained(retained.deadline, freed + retained.freed)
+
+
+class NoCap(Leases):
+    """Retains whatever comes."""
+
+    def __init__(self, terms: LeaseTerms) -> None:
+        super().__init__(replace(terms, most_blocks=None))
+
+
+class CountsSharedTwice(Leases):
+    """Adds up the leases instead of their blocks."""
+
+    def retain(self, turn: str, blocks: Any, now: float) -> Retained:
+        wanted, freed = frozenset(blocks), self.expire(now)
+        cap = self._terms.most_blocks or 99
+        idle = [name for name, held in self._held.items() if held.lease.state is State.ISSUED]
+        while idle and len(wanted) + sum(len(held.blocks) for held in self._held.values()) > cap:
+            freed += self.release(idle.pop(0), now)
+        retained = super().retain(turn, wanted, now)
+        return Retained(retained.deadline, freed + retained.freed)
+
+
+class NeverExpires(Leases):
+    """Waits for somebody to release."""
+
+    def expire(self, now: float) -> Freed:
+        return super().expire(min(now, 0.0))
+
+
+class ExpiresEarly(Leases):
+    """Ends at the margin."""
+
+    def expire(self, now: float) -> Freed:
+        return super().expire(now + self._terms.margin)
+
+
+MUTANTS = [
+    ReleaseDuringRead,
+    RevokedIsGranted,
+    RevokedStays,
+    AnyNumber,
+    AnyPutBack,
+    RenewsForEver,
+    RenewsWhatIsRead,
+    RenewalKeepsIdle,
+    RenewsTheExpired,
+    GrantsAtTheEnd,
+    NewestGoesFirst,
+    GivesUpWhatIsRead,
+    GivesUpAll,
+    NoCap,
+    CountsSharedTwice,
+    NeverExpires,
+    ExpiresEarly,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_planted_fault_is_found(mutant: type[Leases]) -> None:
+    class Faulty(AgainstModel):
+        kind = mutant
+
+    # A fault may show as a wrong answer or as an error in what follows from it.
+    with pytest.raises((AssertionError, LookupError, ValueError)):
+        run_state_machine_as_test(Faulty, settings=settings(MANY, max_examples=800, phases=[Phase.generate]))
+
+
+@pytest.mark.parametrize(("share", "blocks"), [(0.3, 300), (0, 0), (1, 1000), (0.0009, 0)])
+def test_a_share_is_whole_blocks(share: float, blocks: int) -> None:
+    assert most_blocks(share, 1000) == blocks
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_what_is_no_share_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="no share"):
+        most_blocks(share, 1000)
+
+
+@pytest.mark.parametrize("change", [{"margin": 10}, {"margin": -1}, {"longest": 9}])
+def test_terms_that_leave_no_time_to_read_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a lease needs"):
+        replace(TERMS, **change)
+
+
+def test_a_turn_is_retained_once() -> None:
+    leases = Leases(TERMS)
+    leases.retain("turn", [1], 0)
+
+    with pytest.raises(ValueError, match="already"):
+        leases.retain("turn", [2], 1)
