@@ -24,8 +24,8 @@ from tests.unit.operator.test_status import ROWS, assessed
 GOLDEN = Path(__file__).parents[1] / "unit" / "operator" / "golden"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
 
-# Kinds of every shape; a role of its own adds nothing but requests.
-VARIED = ("everything", "pvc-model")
+# The case with objects of every shape; others add nothing but requests.
+VARIED = "everything"
 
 # Of an object, not of what was applied.
 _BOOKKEEPING = ("managedFields", "resourceVersion", "generation")
@@ -107,12 +107,9 @@ def _paths(tree: Mapping[str, Any], above: str = "") -> set[str]:
     return paths
 
 
-@pytest.mark.parametrize("case", VARIED)
-def test_a_manifest_that_lost_something_needs_an_apply_where_that_changes_anything(
-    kube: Kube, where: str, case: str
-) -> None:
+def test_a_manifest_that_lost_something_needs_an_apply_where_that_changes_anything(kube: Kube, where: str) -> None:
     tried = 0
-    for manifest in manifests(case, where):
+    for manifest in manifests(VARIED, where):
         before = applied(kube, manifest)
         for path in removable(manifest):
             if path == ("spec", "policyTypes", 0):
@@ -123,10 +120,9 @@ def test_a_manifest_that_lost_something_needs_an_apply_where_that_changes_anythi
     assert tried > 300
 
 
-@pytest.mark.parametrize("case", VARIED)
-def test_a_manifest_that_says_something_else_needs_an_apply(kube: Kube, where: str, case: str) -> None:
+def test_a_manifest_that_says_something_else_needs_an_apply(kube: Kube, where: str) -> None:
     tried = 0
-    for manifest in manifests(case, where):
+    for manifest in manifests(VARIED, where):
         before = applied(kube, manifest)
         for path in leaves(manifest):
             if path[0] in ("apiVersion", "kind") or path[:2] in (("metadata", "name"), ("metadata", "namespace")):
@@ -147,7 +143,7 @@ def _is_right(kube: Kube, before: Mapping[str, Any], manifest: Mapping[str, Any]
 
 def test_what_others_change_is_seen_and_put_right(kube: Kube, where: str) -> None:
     tried = 0
-    for manifest in manifests("everything", where):
+    for manifest in manifests(VARIED, where):
         before = applied(kube, manifest)
         path = BY_NAME[manifest["kind"]].path(where, manifest["metadata"]["name"])
         for leaf in leaves(manifest):
@@ -185,7 +181,7 @@ def _pointer(found: Any, manifest: Any, path: tuple[Any, ...]) -> str:
 
 
 def test_an_apply_that_is_not_needed_changes_no_version(kube: Kube, where: str) -> None:
-    for manifest in manifests("everything", where):
+    for manifest in manifests(VARIED, where):
         if manifest["kind"] in ("StatefulSet", "Deployment", "PodDisruptionBudget"):
             # Their controllers write to them meanwhile.
             continue
@@ -195,7 +191,7 @@ def test_an_apply_that_is_not_needed_changes_no_version(kube: Kube, where: str) 
 
 
 def test_what_others_add_is_let_be(kube: Kube, where: str) -> None:
-    for manifest in manifests("everything", where):
+    for manifest in manifests(VARIED, where):
         applied(kube, manifest)
         added = {"metadata": {"labels": {"foreign": "x"}, "annotations": {"foreign": "x"}}}
         found = kube.patch(manifest["kind"], where, manifest["metadata"]["name"], added)
@@ -203,7 +199,7 @@ def test_what_others_add_is_let_be(kube: Kube, where: str) -> None:
 
 
 def test_the_order_of_variables_is_the_applied_one(kube: Kube, where: str) -> None:
-    manifest = next(each for each in manifests("everything", where) if each["kind"] == "StatefulSet")
+    manifest = next(each for each in manifests(VARIED, where) if each["kind"] == "StatefulSet")
     before = applied(kube, manifest)
     turned = copy.deepcopy(manifest)
     turned["spec"]["template"]["spec"]["containers"][0]["env"].reverse()
