@@ -15,6 +15,7 @@ from kvloop_operator.cluster.store import Key, Store, owned_by
 from kvloop_operator.compare import needs_apply
 from kvloop_operator.live import Live, Object
 from kvloop_operator.manifests.common import Manifest
+from kvloop_operator.ports import ports_put_right
 from kvloop_operator.status import Problem, Reason
 
 _log = logging.getLogger(__name__)
@@ -69,12 +70,17 @@ class Children:
                 return live
         elif not await self.free(kind, manifest["metadata"]["name"]):
             return None
-        return await self.write(kind, manifest, paths)
+        return await self.write(kind, manifest, paths, live=live)
 
-    async def write(self, kind: Kind, manifest: Mapping[str, Any], paths: Sequence[str]) -> Object | None:
-        """Apply one manifest; ``paths``: why, for the log."""
+    async def write(
+        self, kind: Kind, manifest: Mapping[str, Any], paths: Sequence[str], *, live: Object | None
+    ) -> Object | None:
+        """Apply one manifest; ``paths``: why, for the log. ``live``: what is there."""
         name = manifest["metadata"]["name"]
+        ports = ports_put_right(live, manifest) if live is not None else []
         try:
+            if ports:
+                await self.api.patch(kind, self.key.namespace, name, ports)
             written = await self.api.apply(kind, manifest)
         except (Forbidden, Refused) as error:
             self._refused(error, f"{kind.kind} {name}")

@@ -84,10 +84,11 @@ async def _do(action: Action, wanted: Mapping[Role, Manifest], children: Childre
     match action:
         case ApplyStatefulSet(role, replicas, partition):
             place = "StatefulSet", wanted[role]["metadata"]["name"]
-            if live.children.get(place) is None and not await children.free(STATEFULSET, place[1]):
+            there = live.children.get(place)
+            if there is None and not await children.free(STATEFULSET, place[1]):
                 return
             paths = [f"spec.replicas={replicas}", f"partition={partition}"]
-            await children.write(STATEFULSET, _numbered(wanted[role], replicas, partition), paths)
+            await children.write(STATEFULSET, _numbered(wanted[role], replicas, partition), paths, live=there)
         case MarkDraining(_, name, uid, since):
             await _label(children, _pod(live, name, uid), str(since))
         case UnmarkDraining(_, name, uid):
@@ -116,7 +117,7 @@ async def _repair(wanted: Mapping[Role, Manifest], children: Children, live: Liv
         if paths and not children.resists(manifest, paths):
             spec = statefulset["spec"]
             partition = spec["updateStrategy"].get("rollingUpdate", {}).get("partition", 0)
-            await children.write(STATEFULSET, _numbered(manifest, spec["replicas"], partition), paths)
+            await children.write(STATEFULSET, _numbered(manifest, spec["replicas"], partition), paths, live=statefulset)
 
 
 def _numbered(manifest: Manifest, replicas: int, partition: int) -> Manifest:

@@ -61,6 +61,7 @@ def test_a_resource_gets_its_children_and_a_status_and_is_not_touched_itself(kub
 
 EDITS: dict[tuple[str, str], dict[str, Any]] = {
     ("Service", "demo-router"): {"spec": {"selector": {names.LABEL_ROLE: "decode"}}},
+    ("Service", "demo-prefill"): {"spec": {"ports": [{"name": "http", "port": 9999, "targetPort": "http"}]}},
     ("Service", "demo-decode"): {"metadata": {"labels": {names.LABEL_MANAGED_BY: None}}},
     ("ConfigMap", "demo-router"): {"data": {names.ROUTER_CONFIG_KEY: "nonsense"}},
     ("ServiceAccount", "models"): {"automountServiceAccountToken": True},
