@@ -15,6 +15,10 @@ from kvloop_connector.errors import InvalidHandle
 COLD_PREFILL_PARAMS: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
 """What a prefill leg carries when nothing is to be pulled."""
 
+RETAIN_PARAMS: Mapping[str, Any] = {"kvloop_retain": True}
+"""What a request to a decode engine carries that has no prefill leg and shall retain its blocks all the same. Only an
+engine with KvloopConnector understands it; a stock one would retain the blocks for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVHandle:

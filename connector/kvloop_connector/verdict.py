@@ -17,6 +17,10 @@ from kvloop_connector.handle import COLD_PREFILL_PARAMS, KVHandle
 from kvloop_connector.proof import FIELD, HashScheme, Proof, SealKey, chain_of, is_sealed, sealed_fields, tail_of
 from kvloop_connector.settings import READ_MARGIN_SECONDS
 
+REUSE_FIELD = "kvloop_reuse"
+"""Where the ``kv_transfer_params`` of a prefill leg's answer say what became of the handle that the leg came with:
+``{"outcome": …, "tokens": …}``."""
+
 
 class Outcome(StrEnum):
     """What became of a handle. All but READ and DIVERGED are refusals."""
@@ -84,7 +88,7 @@ class Prompt:
     """A request's prompt as its engine sees it.
 
     hashes: of its whole hash blocks.
-    tokens: how many it has.
+    tokens: how many of it the engine computes or loads.
     ids: its token ids; None where ids do not say all, as with media or embeddings, and a handle that is used whole or
         not at all is then not used.
     """
@@ -158,7 +162,8 @@ def common_prefix(reader: Reader, handle: KVHandle, proof: Proof, prompt: Prompt
         common = common_blocks(proof.chain, chain_of(reader.key, prompt.hashes)) * hash_size
         most = min(common, proof.tokens, handle.num_tokens, prompt.tokens, len(handle.block_ids[0]) * reader.block_size)
         return most // reader.block_size * reader.block_size
-    if prompt.ids is None or not proof.tail or not 0 < handle.num_tokens == proof.tokens <= prompt.tokens:
+    # A prompt of just these tokens would have its last one computed again, on top of a state that has seen it.
+    if prompt.ids is None or not proof.tail or not handle.num_tokens == proof.tokens < prompt.tokens:
         return 0
     whole = proof.tokens // hash_size
     own = tail_of(reader.key, prompt.hashes[:whole], prompt.ids[whole * hash_size : proof.tokens])

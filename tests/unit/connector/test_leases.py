@@ -374,7 +374,9 @@ def test_a_planted_fault_is_found(mutant: type[Leases]) -> None:
 
     # A fault may show as a wrong answer or as an error in what follows from it.
     with pytest.raises((AssertionError, LookupError, ValueError)):
-        run_state_machine_as_test(Faulty, settings=settings(MANY, max_examples=800, phases=[Phase.generate]))
+        run_state_machine_as_test(
+            Faulty, settings=settings(MANY, max_examples=800, stateful_step_count=60, phases=[Phase.generate])
+        )
 
 
 @pytest.mark.parametrize(("share", "blocks"), [(0.3, 300), (0, 0), (1, 1000), (0.0009, 0)])

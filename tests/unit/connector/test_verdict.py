@@ -91,7 +91,7 @@ class TestCommonPrefix:
         decision = judged(issuer.handle(), new, reader(block_size, groups=groups))
 
         retained = history[:-1]
-        equal = new[: len(retained)] == retained and len(retained) >= block_size
+        equal = len(new) > len(retained) >= block_size and new[: len(retained)] == retained
         assert decision.tokens == (len(retained) if equal else 0)
 
     def test_several_groups_are_not_read_in_part_if_the_carrier_lowers_the_count(self) -> None:

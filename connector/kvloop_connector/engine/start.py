@@ -1,0 +1,86 @@
+"""What an engine must be for the connector to start in it; checked before anything is served."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvloop_connector.errors import UnsupportedEngine
+from kvloop_connector.proof import SealKey
+from kvloop_connector.settings import Role
+
+KEY_FILE = "kvloop_key_file"
+"""Key of ``kv_connector_extra_config``: the file that holds the secret of the deployment's engines."""
+
+REVISION = "kvloop_revision"
+"""Key of ``kv_connector_extra_config``: the engine's KV revision."""
+
+TRIED_VERSIONS = frozenset({"0.32.0"})
+"""vLLM versions on which the tests of the connector ran."""
+
+HASH_ALGORITHM = "sha256_cbor"
+"""The one algorithm of vLLM's that gives equal hashes for equal content in every process and is collision resistant."""
+
+_ROLES = {"kv_producer": Role.PREFILL, "kv_consumer": Role.DECODE}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the connector is told at its start."""
+
+    role: Role
+    key: SealKey
+    revision: str
+    algorithm: str
+
+
+def checked_start(
+    *,
+    version: str,
+    kv_role: str | None,
+    extra: Mapping[str, Any],
+    algorithm: str,
+    context_parallel: int,
+    read_key: Callable[[str], bytes],
+) -> Start:
+    """What to start with; raises UnsupportedEngine, with what to do instead, where the connector may not start.
+
+    version: vLLM's, with or without what follows a ``+``.
+    context_parallel: the product of the two context-parallel sizes, with which blocks cover other tokens.
+    read_key: gives the content of a file, or raises OSError.
+    """
+    if version.partition("+")[0] not in TRIED_VERSIONS:
+        raise UnsupportedEngine(
+            f"KvloopConnector was tried with vLLM {', '.join(sorted(TRIED_VERSIONS))}, and this is {version}: "
+            "use such an image, or NixlConnector"
+        )
+    role = _ROLES.get(kv_role or "")
+    if role is None:
+        raise UnsupportedEngine(f"kv_role is {kv_role}: use kv_producer for prefill and kv_consumer for decode engines")
+    if not extra.get("bidirectional_kv_xfer"):
+        raise UnsupportedEngine("bidirectional_kv_xfer is off: there is nothing to prove; set it, or use NixlConnector")
+    if algorithm != HASH_ALGORITHM:
+        raise UnsupportedEngine(
+            f"blocks are hashed with {algorithm}, so that two engines cannot compare hashes: "
+            f"start both roles with --prefix-caching-hash-algo {HASH_ALGORITHM}"
+        )
+    if context_parallel != 1:
+        raise UnsupportedEngine("KvloopConnector was not tried with context parallelism: use NixlConnector")
+    revision = extra.get(REVISION)
+    if not isinstance(revision, str) or not revision:
+        raise UnsupportedEngine(f"kv_connector_extra_config.{REVISION} is missing: set it, equal on both roles")
+    return Start(role, _key(extra.get(KEY_FILE), read_key), revision, algorithm)
+
+
+def _key(path: object, read_key: Callable[[str], bytes]) -> SealKey:
+    if not isinstance(path, str) or not path:
+        raise UnsupportedEngine(f"kv_connector_extra_config.{KEY_FILE} is missing: set it, equal content on both roles")
+    try:
+        # Secrets are often written with a line end that is not meant.
+        return SealKey(re.sub(rb"[\r\n]+\Z", b"", read_key(path)))
+    except OSError as error:
+        raise UnsupportedEngine(f"the seal key cannot be read: {error}") from error
+    except ValueError as error:
+        raise UnsupportedEngine(f"the seal key in {path} cannot be used: {error}") from error

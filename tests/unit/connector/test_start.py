@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvloop_connector.engine.start import KEY_FILE, REVISION, checked_start
+from kvloop_connector.errors import UnsupportedEngine
+from kvloop_connector.settings import Role
+
+EXTRA = {"bidirectional_kv_xfer": True, REVISION: "0123456789", KEY_FILE: "/key"}
+FILES = {"/key": b"k" * 32 + b"\n", "/short": b"k" * 15 + b"\n"}
+GOOD: dict[str, Any] = {
+    "version": "0.32.0+cpu",
+    "kv_role": "kv_producer",
+    "extra": EXTRA,
+    "algorithm": "sha256_cbor",
+    "context_parallel": 1,
+}
+
+
+def read_key(path: str) -> bytes:
+    try:
+        return FILES[path]
+    except KeyError:
+        raise FileNotFoundError(2, "No such file or directory", path) from None
+
+
+@pytest.mark.parametrize(("kv_role", "role"), [("kv_producer", Role.PREFILL), ("kv_consumer", Role.DECODE)])
+def test_an_engine_that_was_tried_starts(kv_role: str, role: Role) -> None:
+    start = checked_start(**{**GOOD, "kv_role": kv_role}, read_key=read_key)
+
+    assert (start.role, start.revision, start.key.secret) == (role, "0123456789", b"k" * 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause", "remedy"),
+    [
+        ({"version": "0.34.0"}, "0.34.0", "use such an image, or NixlConnector"),
+        ({"version": "0.32.1"}, "0.32.1", "use such an image, or NixlConnector"),
+        ({"version": "dev"}, "dev", "use such an image, or NixlConnector"),
+        ({"kv_role": "kv_both"}, "kv_both", "kv_producer"),
+        ({"kv_role": None}, "None", "kv_producer"),
+        ({"algorithm": "sha256"}, "sha256", "--prefix-caching-hash-algo sha256_cbor"),
+        ({"algorithm": "xxhash_cbor"}, "xxhash_cbor", "--prefix-caching-hash-algo sha256_cbor"),
+        ({"context_parallel": 2}, "context parallelism", "NixlConnector"),
+        ({"extra": {**EXTRA, "bidirectional_kv_xfer": False}}, "bidirectional_kv_xfer", "NixlConnector"),
+        ({"extra": {**EXTRA, REVISION: ""}}, REVISION, "equal on both roles"),
+        ({"extra": {**EXTRA, KEY_FILE: None}}, KEY_FILE, "equal content on both roles"),
+        ({"extra": {**EXTRA, KEY_FILE: "/none"}}, "/none", "No such file"),
+        ({"extra": {**EXTRA, KEY_FILE: "/short"}}, "/short", "16 to 64"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_any_other_is_refused_with_the_cause_and_the_remedy(change: dict[str, Any], cause: str, remedy: str) -> None:
+    with pytest.raises(UnsupportedEngine) as raised:
+        checked_start(**{**GOOD, **change}, read_key=read_key)
+
+    assert cause in str(raised.value)
+    assert remedy in str(raised.value)
+    assert b"k" * 15 not in str(raised.value).encode()
