@@ -216,7 +216,7 @@ class PublicApi:
         if self._state.draining:
             return web.Response(status=503, text="draining\n")
         snapshot = self._engines.snapshot()
-        if not policy.has_pair(snapshot):
+        if not policy.has_pair(snapshot) and not self._config.suspended:
             reason, message = policy.why_unavailable(snapshot)
             return web.Response(status=503, text=f"{reason}: {message}\n")
         return web.Response(text="ok\n")

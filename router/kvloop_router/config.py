@@ -141,6 +141,8 @@ class Config(_Model):
     handle_store: MemoryStore = MemoryStore()
     canary: Canary = Canary()
     reuse: bool = True
+    suspended: bool = False
+    """No engines are wanted: the router is ready without them, and answers 503 with ``Retry-After``."""
     api_keys_file: str | None = None
 
     @model_validator(mode="after")

@@ -403,6 +403,15 @@ async def test_engines_of_different_revisions_are_never_paired(tmp_path: Path) -
     assert pairs == {("prefill-0", "decode-0"), ("prefill-1", "decode-1")}
 
 
+async def test_a_suspended_router_is_ready_and_tells_clients_to_come_back(tmp_path: Path) -> None:
+    async with routing(tmp_path, [], suspended=True) as router:
+        ready = await router.get("/readyz")
+        turn = await router.chat(LONG)
+
+    assert ready.status == 200
+    assert (turn.status, turn.error["code"], turn.headers["Retry-After"]) == (503, "no_prefill", "1")
+
+
 async def test_engines_that_join_later_serve(tmp_path: Path, prefill: ScriptedEngine, decode: ScriptedEngine) -> None:
     async with routing(tmp_path, []) as router, running(prefill), running(decode):
         none = await router.chat(LONG)

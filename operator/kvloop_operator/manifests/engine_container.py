@@ -42,6 +42,8 @@ def engine_container(context: Context, role: Role) -> dict[str, Any]:
         "ports": _ports(context, role),
         "resources": _resources(context, role),
         "securityContext": _security(context),
+        # The status of a pod that ends then says why, as the resource's condition does.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(context, role),
         # The HTTP server starts only when the model is loaded and compiled: until then the startup probe waits.
         "startupProbe": _probe(period=2, failures=-(-engine.startup_timeout_seconds // 2)),

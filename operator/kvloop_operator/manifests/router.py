@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS
+from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS, Role
 from kvloop_operator import names
 from kvloop_operator.manifests.common import Context, Manifest, field_env, metadata, plain
 from kvloop_operator.manifests.overlay import merged
@@ -67,6 +67,8 @@ def router_config(context: Context) -> dict[str, Any]:
         "handleStore": {"kind": "memory", "maxHandles": router.handle_store.max_handles},
         "canary": {"enabled": router.canary.enabled},
         "reuse": router.reuse,
+        # Else nobody would be there to tell clients when to come back.
+        "suspended": any(context.replicas(role) == 0 for role in Role),
         "apiKeysFile": _api_keys_file(context),
     }
 
@@ -251,6 +253,7 @@ def _container(context: Context) -> dict[str, Any]:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(context),
         "startupProbe": _probe("/healthz", period=1, failures=120),
         "readinessProbe": _probe("/readyz", period=2, failures=3),
