@@ -197,6 +197,12 @@ def test_a_renewal_cannot_mend_a_handle_that_was_changed() -> None:
     assert not is_sealed(KEY, handle, Proof.parse(handle[FIELD]))
 
 
+def test_a_digest_for_one_purpose_is_none_for_another() -> None:
+    made = {KEY.digest(b"content", purpose=purpose, size=16) for purpose in (b"chain", b"tail", b"handle", b"term")}
+
+    assert len(made) == 4
+
+
 @pytest.mark.parametrize("secret", [b"", bytes(15), bytes(65)])
 def test_a_key_that_is_no_secret_is_refused(secret: bytes) -> None:
     with pytest.raises(ValueError, match="16 to 64"):

@@ -146,6 +146,11 @@ REFUSED = [
 ]
 
 
+def again_term(seconds: float) -> Term:
+    """The term after a renewal by ``seconds``."""
+    return Term(TERM.deadline + seconds, TERM.expiry + seconds, 1)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(("handle", "outcome"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
     def test_what_is_not_genuine_makes_the_engine_contact_nobody(
@@ -188,7 +193,10 @@ class TestRefusals:
     def test_a_renewal_makes_no_second_use_of_it(self) -> None:
         spent = SpentHandles()
         judged(HANDLE, TOKENS, spent=spent)
-        again = renewed(KEY, HANDLE, Term(TERM.deadline + 900, 977.5, 1))
+        again = renewed(KEY, HANDLE, again_term(900))
+        # Another one, at a time at which what has ended is forgotten.
+        other = Issuer(tokens=TOKENS, request_id="turn-2", term=again_term(900)).handle()
+        assert judged(other, TOKENS, spent=spent, now=TERM.deadline + 1).outcome is Outcome.READ
 
         assert judged(again, TOKENS, spent=spent, now=TERM.deadline + 1) == Decision(Outcome.SPENT)
 
@@ -222,7 +230,7 @@ class TestSpentHandles:
         spent = SpentHandles()
         for number in range(3):
             spent.add(KVHandle.parse(Issuer(tokens=TOKENS, request_id=f"turn-{number}").bare()), 10.0 + number, now=0.0)
-        newest = KVHandle.parse(HANDLE)
+        newest = KVHandle.parse(Issuer(tokens=TOKENS, request_id="newest").bare())
 
         spent.add(newest, 50.0, now=11.0)
 
