@@ -20,6 +20,11 @@ from kvloop_operator.status import Problem, Reason
 
 _log = logging.getLogger(__name__)
 
+_REMEDIES = {
+    Reason.FORBIDDEN: "give the operator's account the roles of the chart of its own version",
+    Reason.APPLY_FAILED: "change the spec, or what refuses it; it is tried again",
+}
+
 
 class PredecessorRemains(Exception):
     """What belonged to an earlier resource of the same name is still being deleted."""
@@ -147,10 +152,9 @@ class Children:
     def _refused(self, error: ApiError, what: str) -> None:
         if isinstance(error, Forbidden) and error.namespace_ends:
             raise error
-        if isinstance(error, Forbidden):
-            self.problems.append(Problem(Reason.FORBIDDEN, f"{what}: {error.message}"))
-        else:
-            self.problems.append(Problem(Reason.APPLY_FAILED, f"{what}: {error.message}"))
+        lacks_right = isinstance(error, Forbidden) and error.lacks_right
+        reason = Reason.FORBIDDEN if lacks_right else Reason.APPLY_FAILED
+        self.problems.append(Problem(reason, f"{what}: {error.message}; {_REMEDIES[reason]}"))
 
 
 def _is_orphan(found: Object, key: Key) -> bool:

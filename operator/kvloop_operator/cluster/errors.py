@@ -11,7 +11,14 @@ ApiError
 
 from __future__ import annotations
 
+import re
+
 from kvloop_operator.errors import OperatorError
+
+# Of RBAC, of its guard against escalation, and of the admission plug-in OwnerReferencesPermissionEnforcement.
+_LACKS_RIGHT = re.compile(
+    r"cannot [a-z]+ resource|is attempting to grant RBAC permissions|cannot set blockOwnerDeletion"
+)
 
 
 class ConnectionUnknown(OperatorError):
@@ -47,7 +54,12 @@ class NotFound(ApiError):
 
 
 class Forbidden(ApiError):
-    """The operator may not do that."""
+    """The operator may not do that, or nobody may."""
+
+    @property
+    def lacks_right(self) -> bool:
+        """Whether the operator's roles are the cause: quotas and other admission answer with the same status."""
+        return _LACKS_RIGHT.search(self.message) is not None
 
     @property
     def namespace_ends(self) -> bool:

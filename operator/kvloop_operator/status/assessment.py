@@ -63,9 +63,9 @@ def _conditions(view: View, told: Verdict) -> Iterator[_Condition]:
     kinds = (ConditionType.PREFILL_READY, ConditionType.DECODE_READY)
     for kind, role in zip(kinds, view.roles, strict=True):
         if role.wanted is not None:
-            yield kind, *_group(role, f"{role.role.value} engines")
+            yield kind, *_group(role, f"{role.role.value} engines", unmade=_unmade(view, told))
     if view.router.wanted is not None:
-        yield ConditionType.ROUTER_READY, *_group(view.router, "routers")
+        yield ConditionType.ROUTER_READY, *_group(view.router, "routers", unmade=_unmade(view, told))
     if situation.wanted_revision:
         transfer = view.transfer
         yield ConditionType.KV_TRANSFER_VERIFIED, transfer.status, Told(transfer.reason, transfer.message)
@@ -79,7 +79,15 @@ def _conditions(view: View, told: Verdict) -> Iterator[_Condition]:
         yield from _carried_over(situation.previous, ConditionType.UPDATE_AVAILABLE)
 
 
-def _group(group: Group, what: str) -> tuple[ConditionStatus, Told]:
+def _unmade(view: View, told: Verdict) -> Reason | None:
+    """Why no pods are made; None where they are."""
+    situation = view.situation
+    if situation.resource is None or situation.faults or situation.problems:
+        return told.told.reason
+    return Reason.PAUSED if situation.resource.spec.paused else None
+
+
+def _group(group: Group, what: str, *, unmade: Reason | None) -> tuple[ConditionStatus, Told]:
     """PrefillReady, DecodeReady or RouterReady."""
     if group.wanted == 0:
         if group.pods:
@@ -92,6 +100,8 @@ def _group(group: Group, what: str) -> tuple[ConditionStatus, Told]:
     some = f"{group.ready} of {group.wanted} {what} are ready{missing}"
     if group.ready:
         return ConditionStatus.TRUE, Told(Reason.PARTLY_READY, some)
+    if cause is None and not group.pods and unmade is not None:
+        return ConditionStatus.FALSE, Told(unmade, f"{some}, and none are made: see Ready")
     return ConditionStatus.FALSE, Told(cause.reason if cause is not None else Reason.STARTING, some)
 
 

@@ -93,7 +93,8 @@ def finding(
     if found is None and entries(pod, "status", "containerStatuses"):
         return _not_ready_as_a_whole(pod, name)
     if found is None:
-        found = Finding(Reason.STARTING, name, "is being prepared on its node")
+        placed = condition(pod, "PodScheduled").get("status") == "True"
+        found = Finding(Reason.STARTING, name, "is being prepared on its node" if placed else "waits for a scheduler")
     if found.reason is Reason.STARTING:
         told = next((each for each in refusals if (each.kind, each.name) == ("Pod", name)), None)
         if told is not None:
@@ -116,6 +117,12 @@ def _terminating(pod: Object, name: str, now: float) -> Finding | None:
     end = seconds(text(pod, "metadata", "deletionTimestamp"))
     if end is None or now < end + TERMINATION_SLACK_SECONDS:
         return None
+    finalizers = part(pod, "metadata").get("finalizers")
+    if finalizers:
+        cause = f"does not end: held by {', '.join(map(str, finalizers))}"
+        return Finding(
+            Reason.STUCK_TERMINATING, name, cause, grave=True, remedy="see to what sets this finalizer, or remove it"
+        )
     node = text(pod, "spec", "nodeName")
     where = f" on node {node}" if node else ""
     return Finding(Reason.STUCK_TERMINATING, name, f"does not end{where}", grave=True)

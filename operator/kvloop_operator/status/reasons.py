@@ -75,7 +75,7 @@ REMEDIES = {
     Reason.CONTAINER_NOT_CREATED: "create what the message names, or correct the reference in the spec",
     Reason.OUT_OF_MEMORY: "raise its memory limit in resources, or let the engine use less",
     Reason.POD_FAILED: "it is made anew; if it fails again, see what its node lacks",
-    Reason.STUCK_TERMINATING: "see whether its node is gone or a finalizer holds it; then delete it with --force",
+    Reason.STUCK_TERMINATING: "see whether its node is gone; then delete the node, or the pod with --force",
     Reason.START_TIMED_OUT: "see its events and log, or raise engine.startupTimeoutSeconds",
     Reason.UNHEALTHY: "see its log; it is restarted if that goes on",
 }

@@ -112,9 +112,10 @@ def scaling_down(*, draining: bool = True) -> Scene:
     )
 
 
-def stuck_in_termination(deleted: float) -> Scene:
+def stuck_in_termination(deleted: float, *finalizers: str) -> Scene:
     shown = scene()
-    return after_serving(shown.with_pods(shown.engine("decode", 0, deleted=deleted)))
+    pod = shown.engine("decode", 0, deleted=deleted)
+    return after_serving(shown.with_pods(replaced(pod, ("metadata", "finalizers"), list(finalizers))))
 
 
 def unsettled(shown: Scene) -> Scene:
@@ -149,8 +150,10 @@ def fault(shown: Scene) -> Situation:
     return shown.situation(faults=(wrong,), step=None, wanted_revision="")
 
 
-def problem(reason: Reason) -> Situation:
-    return scene().situation(problems=(Problem(reason, "Secret demo-router: why it was refused"),), step=None)
+def problem(reason: Reason, shown: Scene | None = None) -> Situation:
+    return (shown or scene()).situation(
+        problems=(Problem(reason, "Secret demo-router: why it was refused"),), step=None
+    )
 
 
 @dataclass(frozen=True)
@@ -264,6 +267,26 @@ ROWS = (
     Row("a name is taken", lambda: problem(Reason.NAME_TAKEN), "False NameTaken", stalled="NameTaken"),
     Row("a write is refused", lambda: problem(Reason.APPLY_FAILED), "False ApplyFailed", stalled="ApplyFailed"),
     Row(
+        "a write is refused, and there are no pods yet",
+        lambda: problem(Reason.APPLY_FAILED, replace(scene(), pods=())),
+        "False ApplyFailed",
+        stalled="ApplyFailed",
+        others={"PrefillReady": "False ApplyFailed", "RouterReady": "False ApplyFailed"},
+    ),
+    Row(
+        "the spec cannot be deployed, and never was",
+        lambda: fault(replace(scene(), children={}, pods=())),
+        "False InvalidSpec",
+        stalled="InvalidSpec",
+        others={"PrefillReady": "False InvalidSpec", "RouterReady": "False InvalidSpec"},
+    ),
+    Row(
+        "paused from the start",
+        lambda: replace(scene(paused=True), children={}, pods=()),
+        "Unknown Paused",
+        others={"DecodeReady": "False Paused", "RouterReady": "False Paused"},
+    ),
+    Row(
         "pods are refused",
         lambda: replace(
             scene().without_pods("demo-decode-0"), refusals=(Refusal("StatefulSet", "demo-decode", QUOTA),)
@@ -313,6 +336,13 @@ ROWS = (
         "Unknown Starting",
         "Starting",
         words=("is being prepared",),
+    ),
+    Row(
+        "no scheduler has seen the pod",
+        lambda: starting(scheduled={}),
+        "Unknown Starting",
+        "Starting",
+        words=("waits for a scheduler",),
     ),
     Row(
         "held by a scheduling gate",
@@ -437,6 +467,13 @@ ROWS = (
         stalled="StuckTerminating",
         others={"Degraded": "True StuckTerminating"},
         words=("on node node-1", "--force"),
+    ),
+    Row(
+        "does not end because of a finalizer",
+        lambda: stuck_in_termination(NOW - TERMINATION_SLACK_SECONDS, "example.com/held"),
+        "False StuckTerminating",
+        stalled="StuckTerminating",
+        words=("held by example.com/held", "remove it"),
     ),
     Row("ends", lambda: stuck_in_termination(NOW + 30), "Unknown Starting", "Starting"),
     Row(
