@@ -103,7 +103,19 @@ class AgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self.turns)
     @rule(data=st.data())
     def claim(self, data: st.DataObject) -> None:
+        self.claims(self.draw(data)[0])
+
+    @precondition(lambda self: self.turns)
+    @rule(data=st.data())
+    def claim_again_after_a_put_back(self, data: st.DataObject) -> None:
         name, turn = self.draw(data)
+        self.claims(name)
+        if turn.reading is not None:
+            self.ends(name, turn.reading, happened=False)
+            self.claims(name)
+
+    def claims(self, name: str) -> None:
+        turn = self.turns[name]
         grant, freed = self.leases.claim(name, self.now)
         self.take_in(freed, allowed=set())
         may = not turn.freed and turn.wanted and turn.reading is None and self.now + self.terms.margin < turn.deadline
@@ -118,8 +130,10 @@ class AgainstModel(RuleBasedStateMachine):
     def read_ends_or_never_was(self, data: st.DataObject, happened: bool) -> None:
         granted = [name for name, turn in self.turns.items() if turn.granted]
         name = data.draw(st.sampled_from([*(name for name in granted if not self.turns[name].freed), granted[-1]]))
+        self.ends(name, data.draw(st.sampled_from(self.turns[name].granted)), happened=happened)
+
+    def ends(self, name: str, grant: int, *, happened: bool) -> None:
         turn = self.turns[name]
-        grant = data.draw(st.sampled_from(turn.granted))
         freed = (self.leases.read if happened else self.leases.put_back)(name, grant, self.now)
         if turn.freed or grant != turn.reading:
             self.take_in(freed, allowed=set())
