@@ -125,6 +125,10 @@ generate: install helm ## Write the generated files: the CRD, the charts' copies
 bench-proof: install ## Time the proof of reuse and the splicing of chunks: bench/results/proof.json
 	$(BIN)/python bench/proof.py
 
+.PHONY: bench-operator
+bench-operator: install cluster-parts ## Time the operator with 100 and 1,000 resources: bench/results/operator.json
+	$(BIN)/python -m bench.operator
+
 .PHONY: requirements
 requirements: $(UV) ## Pin the requirement files anew
 	cd requirements && for set in uv product development; do \
