@@ -160,7 +160,7 @@ class PodWatch:
                 raise _Unavailable(f"status {response.status}: {detail}", _seconds(response.headers.get("Retry-After")))
             yield response
         finally:
-            response.close()
+            _cut(response)
 
     def _note(self, why: str, message: str) -> None:
         self._interrupted(why)
@@ -196,9 +196,24 @@ async def _connected() -> AsyncIterator[client.ApiClient]:
         raise InvalidConfig(f"discovery.kubernetes: no way to reach the API server: {error}") from error
     # New tries are made here, with a new list.
     configuration.retries = None
-    async with client.ApiClient(configuration) as api:
-        api.user_agent = "kvloop-router"
+    api = client.ApiClient(configuration)
+    api.user_agent = "kvloop-router"
+    try:
         yield api
+    finally:
+        session = api.rest_client.pool_manager
+        if session is not None and session.connector is not None:
+            await session.connector.close(abort_ssl=True)
+        await api.close()  # type: ignore[no-untyped-call]
+
+
+def _cut(response: aiohttp.ClientResponse) -> None:
+    """End an answer, and its connection where it was not read to its end: a polite end to TLS takes an answer from the
+    other side, which may have fallen silent."""
+    transport = response.connection.transport if response.connection is not None else None
+    if transport is not None:
+        transport.abort()
+    response.close()
 
 
 def _json(data: bytes) -> Any:

@@ -73,10 +73,15 @@ class ApiFront:
         async with self._session.get(self._server + path, params=query, headers=sent) as answer:
             response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
             await response.prepare(request)
-            while data := await answer.content.readany():
-                await flows.wait()
-                await response.write(data)
-            await response.write_eof()
+            try:
+                while data := await answer.content.readany():
+                    await flows.wait()
+                    await response.write(data)
+                await response.write_eof()
+            finally:
+                # At once, and not after a polite end to TLS, which outlives the test.
+                if answer.connection is not None and answer.connection.transport is not None:
+                    answer.connection.transport.abort()
             return response
 
 
