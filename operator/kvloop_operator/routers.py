@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
@@ -39,9 +40,12 @@ class Routers:
             engines, pairs = await self._get(f"{root}/engines", token), await self._get(f"{root}/pairs", token)
             return parse_report(name, engines, pairs, self._clock())
         except aiohttp.ClientResponseError as error:
-            return f"{name}: status {error.status} from its admin port"
+            if error.status == HTTPStatus.UNAUTHORIZED:
+                return f"{name} refuses the token in its Secret, which it read when it started; delete the pod"
+            return f"{name}: status {error.status} from its admin port; see its log"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return f"{name}: no answer from its admin port ({type(error).__name__})"
+            why = f"no answer from its admin port ({type(error).__name__})"
+            return f"{name}: {why}; let the operator reach it through network policies"
         except (InvalidReport, ValueError) as error:
             return f"{name}: {error}"
 

@@ -123,13 +123,16 @@ def router(situation: Situation) -> Group:
         (pod for pod in situation.live.pods if text(pod, "metadata", "labels", names.LABEL_ROLE) == names.ROUTER),
         key=lambda pod: text(pod, "metadata", "name"),
     )
-    living = [pod for pod in pods if not is_terminating(pod)]
-    refusal = refused(situation.live.refusals, kind="ReplicaSet", name=name)
-    findings = _findings(situation, pods)
-    told = (*[each for _, each in findings], *([refusal] if refusal is not None else []))
+    living = [pod for pod in pods if not is_terminating(pod) and not _has_ended(pod)]
     wanted = situation.resource.spec.router.replicas if situation.resource is not None else None
     if wanted is None and deployment is not None:
         wanted = count(deployment, "spec", "replicas")
+    if len(living) >= (wanted or 0):
+        # A ReplicaSet makes another pod in place of one that has ended, and leaves that one lying.
+        pods = [pod for pod in pods if not _has_ended(pod)]
+    refusal = refused(situation.live.refusals, kind="ReplicaSet", name=name)
+    findings = _findings(situation, pods)
+    told = (*[each for _, each in findings], *([refusal] if refusal is not None else []))
     return Group(
         name=name,
         exists=deployment is not None,
@@ -141,6 +144,10 @@ def router(situation: Situation) -> Group:
         current=told,
         until=_until(findings, pods),
     )
+
+
+def _has_ended(pod: Object) -> bool:
+    return text(pod, "status", "phase") in ("Failed", "Succeeded")
 
 
 def router_is_rolling(situation: Situation) -> bool:

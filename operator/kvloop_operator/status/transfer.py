@@ -133,8 +133,7 @@ def _unknown(situation: Situation, latched: str, *, suspended: bool, routed: boo
     elif situation.unreachable and routed:
         # A router that is still starting has a reason of its own.
         reason = Reason.ROUTER_UNREACHABLE
-        silent = ", ".join(sorted(situation.unreachable))
-        message = f"{silent}; let the operator reach the routers' admin port through network policies"
+        message = ", ".join(sorted(situation.unreachable))
     return Transfer(ConditionStatus.UNKNOWN, reason, message, latched)
 
 

@@ -118,6 +118,10 @@ def stuck_in_termination(deleted: float, *finalizers: str) -> Scene:
     return after_serving(shown.with_pods(replaced(pod, ("metadata", "finalizers"), list(finalizers))))
 
 
+def evicted_router() -> dict[str, Any]:
+    return pod("demo-router-gone", names.ROUTER, ready=False, phase="Failed", reason="Evicted")
+
+
 def unsettled(shown: Scene) -> Scene:
     return shown.with_child("StatefulSet", "demo-decode", observedGeneration=0)
 
@@ -475,6 +479,19 @@ ROWS = (
         stalled="StuckTerminating",
         words=("held by example.com/held", "remove it"),
     ),
+    Row(
+        "a router was evicted, and there is another in its place",
+        lambda: after_serving(scene().with_pods(evicted_router())),
+        "True Serving",
+        others={"RouterReady": "True AllReady", "Degraded": "False AsExpected"},
+    ),
+    Row(
+        "a router was evicted, and there is no other yet",
+        lambda: after_serving(scene().without_pods("demo-router-0").with_pods(evicted_router())),
+        "Unknown PodFailed",
+        "PodFailed",
+        words=("demo-router-gone has failed: Evicted",),
+    ),
     Row("ends", lambda: stuck_in_termination(NOW + 30), "Unknown Starting", "Starting"),
     Row(
         "takes too long",
@@ -749,7 +766,7 @@ ROWS = (
         lambda: replace(scene(), pairs={}).situation(unreachable=("demo-router-0: timed out",)),
         "Unknown RouterUnreachable",
         "RouterUnreachable",
-        words=("demo-router-0: timed out", "network policies"),
+        words=("demo-router-0: timed out",),
     ),
     Row(
         "verified before, and the router does not answer",
