@@ -54,6 +54,10 @@ async def run(options: Options, environment: Mapping[str, str]) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled.set)
+    with suppress(TimeoutError):
+        # A model is loaded before anything is served.
+        await asyncio.wait_for(signalled.wait(), options.load_seconds)
+        return 0
     engine = Engine(options.engine)
     metrics, clock, pairs, faults = (
         Metrics(engine, options.served_names[0]),

@@ -44,7 +44,7 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """A parsed command line. shutdown_timeout and dead_seconds are seconds."""
+    """A parsed command line. shutdown_timeout, load_seconds and dead_seconds are seconds."""
 
     model: str
     served_names: tuple[str, ...]
@@ -58,6 +58,7 @@ class Options:
     prompt_token_ids: bool = True
     strip_reasoning: bool = False
     prompt_tokens_details: bool = False
+    load_seconds: float = 0.0
     dead_seconds: float = 5.0
     faults: Mapping[str, Any] = field(default_factory=dict)
     engine: EngineSettings
@@ -123,6 +124,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         prompt_token_ids=release >= (0, 32),
         strip_reasoning="sim-strip-reasoning" in flags,
         prompt_tokens_details="enable-prompt-tokens-details" in flags,
+        load_seconds=number.seconds("sim-load-seconds", 0.0),
         dead_seconds=number.seconds("sim-dead-seconds", 5.0),
         faults=_object("--sim-faults", flags.get("sim-faults", "{}")),
         engine=engine,

@@ -32,6 +32,13 @@ def test_defaults() -> None:
     assert parsed.stream_handles
 
 
+def test_how_long_a_model_loads_is_said_in_seconds() -> None:
+    assert options().load_seconds == 0
+    assert options("--sim-load-seconds", "2.5").load_seconds == 2.5
+    with pytest.raises(UsageError, match="--sim-load-seconds"):
+        options("--sim-load-seconds", "long")
+
+
 def test_flags_of_vllm_that_are_not_modelled_are_ignored_with_their_value() -> None:
     parsed = options(
         *("--tensor-parallel-size", "8", "--no-async-scheduling", "--gpu-memory-utilization=0.9"),
