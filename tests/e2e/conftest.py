@@ -121,8 +121,9 @@ def shared(
 
 
 @pytest.fixture
-def no_right_is_missing(audit: AuditLog) -> Iterator[None]:
-    """The operator is refused nothing while the test runs."""
+def operator_is_well(kvloop: Installation, audit: AuditLog) -> Iterator[None]:
+    """While the test runs the operator is refused nothing, and no pass ends by a defect in it."""
     since = audit.from_now()
     yield
     assert since.events(lambda event: event.user == USER and not event.allowed) == []
+    assert kvloop.metric("kvloop_operator_reconciles_total", result="defect") == 0

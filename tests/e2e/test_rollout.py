@@ -9,7 +9,7 @@ import pytest
 from tests.harness.deployment import Deployment, spec
 from tests.harness.installation import Installation
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("no_right_is_missing")]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("operator_is_well")]
 
 
 def _updated(deployment: Deployment, revision: str) -> set[str]:

@@ -15,7 +15,7 @@ from tests.harness.installation import Installation
 from tests.harness.kube import Object
 
 # The first test also waits for the node, and for the build of the images.
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("no_right_is_missing")]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("operator_is_well")]
 
 
 def _question(*words: str) -> dict[str, str]:

@@ -106,15 +106,17 @@ class Installation:
                 told.append(self._kubectl(*command))
         return "\n".join(told)
 
-    def _resyncs(self) -> float:
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of those series of the operator's own metrics; it starts anew with each operator."""
         (pod,) = self._pods()
         text = self._inside.get(f"http://{pod['status']['podIP']}:{_METRICS_PORT}/metrics").text
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         return sum(
-            sample.value
-            for sample in samples
-            if sample.name == "kvloop_operator_resyncs_total" and sample.labels["result"] == "ok"
+            sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items()
         )
+
+    def _resyncs(self) -> float:
+        return self.metric("kvloop_operator_resyncs_total", result="ok")
 
     def _pods(self) -> list[Object]:
         return self._kube.list("Pod", NAMESPACE, selector=_SELECTOR)
