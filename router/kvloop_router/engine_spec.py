@@ -16,6 +16,7 @@ class EngineSpec:
     ready: it may get new turns. One that is not ready, or that drains, stays known: what runs there goes on, and what
         it retains can be pulled.
     draining: it is to get no new turns, since it will be ended.
+    ending: it has drained and is being ended. It waits until nobody needs what it retains any more, and nobody does.
     """
 
     name: str
@@ -27,7 +28,9 @@ class EngineSpec:
     zone: str = ""
     ready: bool = True
     draining: bool = False
+    ending: bool = False
 
     def is_same(self, other: EngineSpec) -> bool:
         """Whether both name the same process, reached in the same way, whatever is to be done with it."""
-        return replace(self, zone=other.zone, ready=other.ready, draining=other.draining) == other
+        as_other = replace(self, zone=other.zone, ready=other.ready, draining=other.draining, ending=other.ending)
+        return as_other == other

@@ -97,6 +97,7 @@ def engine_of(pod: Mapping[str, Any]) -> EngineSpec | None:
     container = _engine_container(status)
     if not (ready if container is None else _runs(container) and (ready or container.get("started"))):
         return None
+    labelled, deleted = DRAINING_LABEL in labels, bool(meta.get("deletionTimestamp"))
     host = f"[{address}]" if ":" in address else address
     return EngineSpec(
         name=meta["name"],
@@ -107,7 +108,9 @@ def engine_of(pod: Mapping[str, Any]) -> EngineSpec | None:
         kv_revision=revision,
         zone=labels.get(ZONE_LABEL, ""),
         ready=ready,
-        draining=DRAINING_LABEL in labels or bool(meta.get("deletionTimestamp")),
+        draining=labelled or deleted,
+        # One that was deleted without draining first still has turns to be continued from what it retains.
+        ending=labelled and deleted,
     )
 
 

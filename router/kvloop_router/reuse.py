@@ -208,6 +208,8 @@ class Reuse:
     def _not_worth_keeping(
         self, request: Request, decode: Engine, handle: KVHandle, prompt: Sequence[int] | None
     ) -> str:
+        if decode.spec.ending:
+            return "engine_ending"
         if not request.provable:
             return "api"
         if prompt is None:

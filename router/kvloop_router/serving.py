@@ -140,6 +140,9 @@ async def serving(
             for process in engines.update(specs):
                 releases.orphan(process)
                 await store.orphan(process)
+            for spec in specs:
+                for kept in await store.give_up(spec.process) if spec.ending else ():
+                    releases.add(kept)
             pairs.update(specs)
 
         background.serve(await _discovery(config, discovered, metrics, random), "discovery")

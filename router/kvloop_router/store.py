@@ -155,6 +155,10 @@ class HandleStore(Protocol):
         """The engine process is gone: drop its handles; gives how many."""
         ...
 
+    async def give_up(self, process: str) -> tuple[Kept, ...]:
+        """Give up the handles of an engine process that nobody has taken, for the caller to release."""
+        ...
+
     async def empty(self) -> tuple[Kept, ...]:
         """Give up every handle that nobody has taken, for the caller to release, where it leaves nobody to use them."""
         ...
@@ -253,6 +257,10 @@ class MemoryStore:
         for ident in idents:
             self._apply(ident, Event.ORPHAN)
         return len(idents)
+
+    async def give_up(self, process: str) -> tuple[Kept, ...]:
+        idents = self._index.get(_of_process(process), {})
+        return self._oldest(idents, len(idents))
 
     async def empty(self) -> tuple[Kept, ...]:
         return self._oldest(self._entries, len(self._entries))

@@ -148,6 +148,38 @@ async def test_a_handle_whose_revision_takes_no_turns_any_more_is_released(tmp_p
     assert "remote_engine_id" not in new[0].carried[0]
 
 
+async def test_what_an_engine_retains_is_released_once_it_has_drained_and_is_ended(
+    router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine, other: ScriptedEngine
+) -> None:
+    await router.chat(LONG)
+    router.list_engines([prefill.entry(), {**decode.entry(), "ending": True}, other.entry()])
+    await until(lambda: len(prefill.fillers) == 1)
+
+    second = await router.chat(LONG, ANSWER, "and more")
+
+    assert prefill.fillers[0].params["remote_engine_id"] == decode.engine_id
+    assert (second.path, second.reason, decoded_by(second)) == ("cold", "evicted", "decode-1")
+    assert (await told_of(router, decode))["draining"] is True
+
+
+async def test_a_turn_that_ends_at_an_engine_that_is_ended_leaves_nothing_there(
+    router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine, other: ScriptedEngine
+) -> None:
+    go_on = asyncio.Event()
+    decode.script = [starts_then_waits(go_on)]
+    async with streaming(router, LONG) as response:
+        router.list_engines([prefill.entry(), {**decode.entry(), "ending": True}, other.entry()])
+        assert router.router is not None
+        pool = router.router.engines
+        await until(lambda: any(engine.spec.ending for engine in pool))
+        go_on.set()
+        text = await response.text()
+    await until(lambda: len(prefill.fillers) == 1)
+
+    assert text.endswith("data: [DONE]\n\n")
+    assert (await told_of(router, decode))["liveHandles"] == 0
+
+
 async def test_a_turn_counts_at_its_decode_engine_from_the_start_and_moves_on_if_that_drains(
     router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine, other: ScriptedEngine
 ) -> None:

@@ -126,6 +126,7 @@ def test_the_engines_file_may_tell_a_process_from_its_pod_and_that_it_drains() -
         ([{name: value for name, value in ENTRY.items() if name != "url"}], "url"),
         ([{**ENTRY, "process": 1}], "process"),
         ([{**ENTRY, "draining": "yes"}], "draining"),
+        ([{**ENTRY, "ending": 1}], "ending"),
         ([ENTRY, ENTRY], "same name"),
     ],
 )

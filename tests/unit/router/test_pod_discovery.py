@@ -113,6 +113,17 @@ def test_what_is_to_be_done_with_an_engine(changes: dict[str, Any], ready: bool,
     assert (engine.ready, engine.draining) == (ready, draining)
 
 
+@pytest.mark.parametrize(("labelled", "deleted", "ending"), [(1, 1, True), (1, 0, False), (0, 1, False)])
+def test_an_engine_ends_when_it_is_deleted_after_it_drained(labelled: int, deleted: int, ending: bool) -> None:
+    engine = engine_of(
+        pod(
+            labels={"kvloop.io/draining": "1"} if labelled else {}, meta={"deletionTimestamp": "now"} if deleted else {}
+        )
+    )
+    assert engine is not None
+    assert engine.ending is ending
+
+
 def test_a_container_that_was_restarted_is_another_process_of_the_same_pod() -> None:
     before, after = engine_of(pod()), engine_of(pod(status={"containerStatuses": container(containerID="x://2")}))
     assert before is not None

@@ -180,6 +180,17 @@ async def test_an_emptied_store_gives_back_all_that_nobody_has_taken(store: Memo
     assert len(store) == 1
 
 
+async def test_what_one_process_retains_can_be_given_up_but_for_what_is_taken(store: MemoryStore) -> None:
+    first, second, other = kept("1", "a"), kept("2", "b"), kept("3", "c", process="uid-1")
+    for each in (first, second, other):
+        await store.put(each)
+    await store.take(first.ident)
+
+    assert await store.give_up("uid-0") == (second,)
+    assert await store.give_up("uid-2") == ()
+    assert len(store) == 2
+
+
 async def test_handles_of_a_process_that_is_gone_are_dropped(store: MemoryStore) -> None:
     await store.put(kept("one", "a"))
     taken = kept("two", "b")
