@@ -72,7 +72,8 @@ def pod_of(pod: Object) -> Pod:
 def breakage(pod: Object) -> Breakage | None:
     """Why the engine of a pod does not run and will not by waiting; None where it runs, or may yet."""
     engine = engine_status(pod)
-    if part(engine, "state", "running"):
+    # In place of a pod that has ended as a whole its StatefulSet makes another.
+    if part(engine, "state", "running") or text(pod, "status", "phase") == "Failed":
         return None
     for status in (*entries(pod, "status", "initContainerStatuses"), engine):
         fault = _fault(status)

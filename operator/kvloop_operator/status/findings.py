@@ -206,10 +206,12 @@ def _running(pod: Object, name: str, status: Object, last: Object, now: float, *
     was_ready_before = before is not None and ready_until > before
     if count(status, "restartCount") > 1 and until is not None and now < until and not was_ready_before:
         return replace(_crash(name, container, last, grave=True), until=until)
+    if container == names.ROUTER_CONTAINER:
+        # Its probe fails whenever the engines do.
+        how = "no longer" if ready_until > started else "not"
+        return Finding(Reason.ROUTER_NOT_READY, name, f"runs, and is {how} ready: it needs a ready pair of engines")
     if ready_until > started:
         return Finding(Reason.UNHEALTHY, f"container {container} of {name}", "runs, and fails its readiness probe")
-    if container == names.ROUTER_CONTAINER:
-        return Finding(Reason.ROUTER_NOT_READY, name, "runs, and is not ready: it needs a ready pair of engines")
     if container == names.ENGINE_CONTAINER:
         return Finding(Reason.LOADING_MODEL, name, "loads the model")
     return Finding(Reason.STARTING, name, f"waits for its container {container} to be ready")

@@ -78,5 +78,6 @@ REMEDIES = {
     Reason.STUCK_TERMINATING: "see whether its node is gone; then delete the node, or the pod with --force",
     Reason.START_TIMED_OUT: "see its events and log, or raise engine.startupTimeoutSeconds",
     Reason.UNHEALTHY: "see its log; it is restarted if that goes on",
+    Reason.ROUTER_NOT_READY: "see its log where there is one",
 }
 """What to do about a pod that does not serve, for the end of a message."""

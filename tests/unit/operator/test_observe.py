@@ -134,6 +134,8 @@ def test_a_pod_whose_engine_does_not_run_is_broken(broken: Any, expected: Breaka
         # Its first end may be its last.
         engine(ended(ending(1))),
         engine(waiting("ContainerCreating")),
+        # Evicted: another pod comes in its place.
+        engine(ended(ending(137, "ContainerStatusUnknown"), restarts=1), phase="Failed", reason="Evicted"),
         engine(waiting("PodInitializing"), init=[running("download", ready=False)]),
         engine(waiting("PodInitializing"), init=[ended(ending(0, "Completed"), name="download", restarts=2)]),
         engine(scheduled={"status": "False", "reason": "SchedulingGated"}),

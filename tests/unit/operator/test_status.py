@@ -508,6 +508,17 @@ ROWS = (
         others={"Degraded": "True Unhealthy"},
     ),
     Row(
+        "the router fails its probe since the engine does",
+        lambda: after_serving(
+            starting(running(ready=False), ready_since=NOW - 10).with_pods(
+                pod("demo-router-0", names.ROUTER, running("router", ready=False), ready_since=NOW - 9)
+            )
+        ),
+        "Unknown Unhealthy",
+        "Unhealthy",
+        others={"RouterReady": "False RouterNotReady", "Degraded": "True Unhealthy"},
+    ),
+    Row(
         "its node no longer reports",
         lambda: after_serving(starting(running(), ready=False)),
         "Unknown Unhealthy",
