@@ -21,7 +21,6 @@ from kvloop_operator.status import ConditionType, Reason
 from tests.charts.helm import CHART, Helm
 from tests.cluster.audit import AuditEvent, AuditLog
 from tests.cluster.cluster import Cluster
-from tests.cluster.errors import CommandFailedError
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.waiting import wait_until
 from tests.control_plane.conftest import StartOperator
@@ -29,6 +28,7 @@ from tests.control_plane.newer_operator import NEWER
 from tests.control_plane.settled import settle
 from tests.harness.kube import Kube, Object
 from tests.harness.operator_process import USER, OperatorProcess
+from tests.harness.policies import refused
 from tests.harness.told import Told
 from tests.unit.operator.documents import document
 
@@ -56,11 +56,12 @@ def placed(name: str, **changes: Any) -> Object:
 @pytest.fixture(scope="module")
 def place(control_plane: Cluster, kvloop_crd: None) -> Iterator[Kubectl]:
     """Where everything is let in but for Services of one resource."""
-    with control_plane.namespace() as kubectl:
-        policy = _refusing_services(kubectl, "denied-")
+    message, allowed = "no such Service is wanted here", "!object.metadata.name.startsWith('denied-')"
+    with (
+        control_plane.namespace() as kubectl,
+        refused(kubectl, "CREATE", "services", unless=allowed, message=message),
+    ):
         yield kubectl
-        for each in policy:
-            kubectl("delete", each["kind"], each["metadata"]["name"])
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +131,7 @@ def applied(
         resource("shrinking", decode__replicas=2),
     )
     overlay = {"spec": {**_UNSEEN["spec"], "hostNetwork": True}}
-    restricted.apply(resource("refused", security__profile="privileged", router__podTemplate=overlay))
+    restricted.apply(resource("unlike", security__profile="privileged", router__podTemplate=overlay))
     full.apply(resource("too-many"))
     assert place.namespace is not None
     _hold(kube, place.namespace, "stuck-decode-0")
@@ -209,12 +210,12 @@ def test_the_operator_lacks_a_right(
 
 @pytest.mark.produces(Reason.PODS_REFUSED)
 def test_the_level_of_the_namespace_does_not_let_pods_in(applied: tuple[Told, ...]) -> None:
-    refused = applied[1].of("refused")
+    unlike = applied[1].of("unlike")
     remedy = "let the namespace's pod-security level admit the pod"
-    words = "pods of refused-prefill are refused", 'violates PodSecurity "restricted:latest": privileged', remedy
-    refused.is_stalled_by(Reason.PODS_REFUSED, *words)
-    refused.says(ConditionType.DECODE_READY, "False", Reason.PODS_REFUSED, "0 of 1 decode engines", "privileged")
-    refused.says(ConditionType.ROUTER_READY, "False", Reason.PODS_REFUSED, "hostNetwork=true", remedy)
+    words = "pods of unlike-prefill are refused", 'violates PodSecurity "restricted:latest": privileged', remedy
+    unlike.is_stalled_by(Reason.PODS_REFUSED, *words)
+    unlike.says(ConditionType.DECODE_READY, "False", Reason.PODS_REFUSED, "0 of 1 decode engines", "privileged")
+    unlike.says(ConditionType.ROUTER_READY, "False", Reason.PODS_REFUSED, "hostNetwork=true", remedy)
 
 
 @pytest.mark.produces(Reason.PAUSED)
@@ -319,35 +320,6 @@ def alone(namespace_cp: Kubectl, watching: tuple[Told, ...]) -> Iterator[Told]:
         yield told
         watching[0].shown |= told.shown
         assert told.contradictions() == []
-
-
-def _refusing_services(kubectl: Kubectl, prefix: str) -> list[Object]:
-    """Have the API server refuse Services of such a name in the namespace; gives what makes it do so."""
-    name, namespace = f"no-services-{kubectl.namespace}", {"kubernetes.io/metadata.name": kubectl.namespace}
-    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["services"]}
-    condition = {"expression": f"!object.metadata.name.startsWith('{prefix}')"}
-    kind = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
-    policy = {
-        **kind,
-        "kind": "ValidatingAdmissionPolicy",
-        "spec": {
-            "matchConstraints": {"namespaceSelector": {"matchLabels": namespace}, "resourceRules": [rule]},
-            "validations": [{**condition, "message": "no such Service is wanted here"}],
-        },
-    }
-    spec = {"policyName": name, "validationActions": ["Deny"]}
-    binding = {**kind, "kind": "ValidatingAdmissionPolicyBinding", "spec": spec}
-    kubectl.apply(policy, binding)
-
-    def in_force() -> bool:
-        try:
-            kubectl("create", "service", "clusterip", f"{prefix}probe", "--tcp=80", "--dry-run=server")
-        except CommandFailedError:
-            return True
-        return False
-
-    wait_until(in_force, what="the policy in force")
-    return [binding, policy]
 
 
 def _without_a_right(cluster: Cluster, kubectl: Kubectl, helm: Helm, verb: str, resource: str) -> Path:

@@ -192,7 +192,6 @@ def test_kv_moves_in_one_pair_and_not_in_another(told: Told, deployed: Callable[
 @pytest.mark.produces(Reason.PARTLY_READY, Reason.UNHEALTHY)
 def test_engines_die_one_after_the_other(told: Told, deployed: Callable[[str], Deployment]) -> None:
     pairs, deployment = told.of("pairs"), deployed("pairs")
-    deployment.wait_until_served()
     since = pairs.count
     _kill(deployment, "pairs-decode-1")
     remedy = "see its log; it is restarted if that goes on"
@@ -256,5 +255,8 @@ def test_nothing_that_was_said_contradicts_itself(told: Told) -> None:
 
 def _kill(deployment: Deployment, pod: str) -> None:
     """Have an engine die as vLLM's core dies of a request: its API server goes on, and says so in /health."""
+    engine = deployment.engine(pod).url
+    deployment.inside.post(f"{engine}/sim/faults", {})
     body = {"model": "demo", "prompt": "x", "max_tokens": 1, "kv_transfer_params": {"do_remote_prefill": True}}
-    deployment.inside.post(f"{deployment.engine(pod).url}/v1/completions", body)
+    deployment.inside.post(f"{engine}/v1/completions", body)
+    assert deployment.inside.get(f"{engine}/health").status == 503
