@@ -34,7 +34,7 @@ from kvloop_operator.facts import Facts, OperatorSettings, resolve
 from kvloop_operator.happenings import event
 from kvloop_operator.live import Live, Object, Refusal, text
 from kvloop_operator.manifests.common import Manifest
-from kvloop_operator.observe import is_terminating
+from kvloop_operator.observe import is_ready, is_terminating
 from kvloop_operator.pods import (
     STUCK_SECONDS,
     any_pending,
@@ -145,7 +145,7 @@ class _Pass:
         children = Children(self.owner.api, self.owner.store, self.key, self.memory.uid, self.memory.resisted)
         if not resource.spec.paused:
             await self._apply_children(children, manifests)
-        reports, pairs_wanted = await self._ask_routers(resource, facts)
+        reports = await self._ask_routers(resource, facts)
         step = None
         if not children.problems:
             step = await self._roll(resource, facts, manifests, children, reports)
@@ -158,7 +158,7 @@ class _Pass:
             resource,
             facts=facts,
             step=step,
-            unreachable=reports.failures if pairs_wanted or reports.failures else (),
+            unreachable=tuple(why for name, why in reports.failures.items() if name in self._serving_routers()),
             children=children,
         )
 
@@ -212,7 +212,12 @@ class _Pass:
                 self.memory.secret = written
         await children.remove_unwanted(manifests, live)
 
-    async def _ask_routers(self, resource: DisaggregatedInference, facts: Facts) -> tuple[Reports, bool]:
+    def _serving_routers(self) -> set[str]:
+        """Those that have to answer: others may be starting, or on their way out."""
+        pods = router_pods(self._live().pods)
+        return {pod["metadata"]["name"] for pod in pods if is_ready(pod) and not is_terminating(pod)}
+
+    async def _ask_routers(self, resource: DisaggregatedInference, facts: Facts) -> Reports:
         """What the routers say, asked only while something drains or a pair is not verified yet."""
         pods = self._live().pods
         current = {pod["metadata"]["uid"] for pod in pods}
@@ -223,11 +228,11 @@ class _Pass:
         material = facts.secret_material
         if material is None or not routers or not (draining or unverified):
             self.memory.polls = 0
-            return Reports(routers=len(routers), answered=(), failures=()), False
+            return Reports(routers=len(routers))
         reports = await self.owner.routers.ask(routers, material.admin_token)
         leaving = {pod["metadata"]["name"] for pod in routers if is_terminating(pod)}
         staying = [report for report in reports.answered if report.router not in leaving]
-        for key, pair in pair_reports(Reports(routers=len(staying), answered=tuple(staying), failures=())).items():
+        for key, pair in pair_reports(Reports(routers=len(staying), answered=tuple(staying))).items():
             known = self.memory.pairs.get(key)
             if known is None or pair.verdict is not Verdict.UNKNOWN:
                 self.memory.pairs[key] = pair
@@ -237,7 +242,7 @@ class _Pass:
             first, last = _VERIFYING_SECONDS
             self.again.append(min(first * 2 ** min(self.memory.polls // 5, 8), last))
             self.memory.polls += 1
-        return reports, bool(unverified)
+        return reports
 
     async def _roll(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -80,12 +80,12 @@ class RouterReport:
 class Reports:
     """A poll of all routers.
 
-    routers: how many should answer. failures: why one did not, in words; ``name: why``.
+    routers: how many should answer. failures: by router, why it did not and what to do; begins with its name.
     """
 
     routers: int = 0
     answered: tuple[RouterReport, ...] = ()
-    failures: tuple[str, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:

@@ -26,10 +26,11 @@ class Routers:
     async def ask(self, pods: Sequence[Object], token: str) -> Reports:
         """What the routers in ``pods`` say. One that does not answer, or not with a report, is among the failures."""
         answers = await asyncio.gather(*(self._ask(pod, token) for pod in pods))
+        named = zip((pod["metadata"]["name"] for pod in pods), answers, strict=True)
         return Reports(
             routers=len(pods),
             answered=tuple(answer for answer in answers if isinstance(answer, RouterReport)),
-            failures=tuple(answer for answer in answers if isinstance(answer, str)),
+            failures={name: answer for name, answer in named if isinstance(answer, str)},
         )
 
     async def _ask(self, pod: Object, token: str) -> RouterReport | str:

@@ -70,7 +70,9 @@ def judge(situation: Situation, roles: Sequence[Engines], router: Group) -> Tran
 
 
 def _current_pairs(situation: Situation, roles: Sequence[Engines]) -> list[PairReport]:
-    uids = {pod.uid for role in roles for pod in role.living}
+    """Those that serve; where none does, those that may again."""
+    serving = [{pod.uid for pod in role.living if pod.ready} for role in roles]
+    uids = set().union(*serving) if all(serving) else {pod.uid for role in roles for pod in role.living}
     pairs = [
         pair
         for (prefill, decode), pair in situation.pairs.items()

@@ -138,7 +138,7 @@ def test_a_drain_is_the_sum_over_the_routers() -> None:
 
 
 def test_no_drain_is_known_until_every_router_has_answered() -> None:
-    reports = Reports(routers=2, answered=(router("a", engine("d0")),), failures=("b: no answer",))
+    reports = Reports(routers=2, answered=(router("a", engine("d0")),), failures={"b": "b: no answer"})
     assert drain_reports(reports, [draining("d0")]) == {}
 
 

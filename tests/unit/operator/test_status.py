@@ -139,6 +139,11 @@ def pair_failed() -> Scene:
     return replace(shown, pairs={**shown.pairs, bad.key: replace(bad, verdict=Verdict.FAILED, detail="no KV moved")})
 
 
+def pair_left() -> Scene:
+    shown = pair_failed()
+    return shown.with_pods(shown.engine("decode", 0, running(ready=False), ready_since=NOW - 10))
+
+
 def slow(shown: Scene, moved: int = ENOUGH_BYTES) -> Scene:
     return shown.verified(to_decode_bytes=moved, to_prefill_bytes=0, to_decode_seconds=1.0, to_prefill_seconds=0.0)
 
@@ -758,6 +763,14 @@ ROWS = (
         pair_failed,
         "True Serving",
         others={"KVTransferVerified": "True Verified", "Degraded": "True PairFailed"},
+    ),
+    Row(
+        "KV does not move in the one pair that is left",
+        lambda: after_serving(pair_left()),
+        "Unknown TransferFailed",
+        "TransferFailed",
+        others={"KVTransferVerified": "False TransferFailed"},
+        words=("between demo-prefill-0 and demo-decode-1",),
     ),
     Row(
         "KV moves slowly",
