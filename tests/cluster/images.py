@@ -46,9 +46,10 @@ def _ctr(state: State, *arguments: str | Path) -> None:
 
 @contextmanager
 def built(components: Sequence[str] = COMPONENTS) -> Iterator[list[Path]]:
-    """Build the Dockerfiles of `components` from this checkout; gives a Docker archive for each, which is not compressed.
+    """Build the Dockerfiles of `components` from this checkout; gives a Docker archive for each.
 
-    Layers are kept in the cache: only what changed is built anew, and what no image needs any more is removed.
+    Layers are kept in the cache: only what changed is built anew, and what no image needs any more is removed. The
+    archives are not compressed, which takes longer than all the rest.
     """
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder) / "context"
