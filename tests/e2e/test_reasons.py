@@ -115,24 +115,40 @@ def as_declared(request: pytest.FixtureRequest, told: Told) -> Iterator[None]:
         assert told.shown == set(declared.args if declared is not None else ())
 
 
-@pytest.mark.produces(Reason.IMAGE_PULL_FAILED)
-def test_an_image_is_not_there(told: Told) -> None:
-    imageless = told.of("imageless")
-    remedy = "correct the image, or name a pull secret in spec.imagePullSecrets"
-    imageless.is_stalled_by(Reason.IMAGE_PULL_FAILED, "container engine of imageless-", NO_ENGINE, remedy)
-    words = "container router of imageless-router-", NO_ROUTER, remedy
-    imageless.says(ConditionType.ROUTER_READY, "False", Reason.IMAGE_PULL_FAILED, *words)
+@pytest.mark.produces(Reason.TRANSFER_FAILED, Reason.PAIR_FAILED, Reason.SERVING)
+def test_kv_moves_in_one_pair_and_not_in_another(told: Told, deployed: Callable[[str], Deployment]) -> None:
+    pairs, deployment = told.of("pairs"), deployed("pairs")
+    words = "the canary fails between pairs-prefill-0 and pairs-decode-", "500", "network policies"
+    pairs.has_said(ConditionType.KV_TRANSFER_VERIFIED, "False", Reason.TRANSFER_FAILED, *words)
+    deployment.inside.post(f"{deployment.engine('pairs-decode-0').url}/sim/faults", {})
+    named = "the canary fails between pairs-prefill-0 and pairs-decode-1:", "500"
+    pairs.says(ConditionType.DEGRADED, "True", Reason.PAIR_FAILED, *named)
+    pairs.says(ConditionType.READY, "True", Reason.SERVING, "2 decode")
 
 
-@pytest.mark.produces(Reason.OUT_OF_MEMORY, Reason.CRASHING, Reason.ROUTER_NOT_READY)
-def test_containers_end_again_and_again(told: Told) -> None:
-    broken = told.of("broken")
-    words = "container engine of broken-prefill-0", "more memory than its limit", "raise its memory limit"
-    broken.is_stalled_by(Reason.OUT_OF_MEMORY, *words)
-    words = "container engine of broken-decode-0", "exit code 2", "--max-num-seqs many: not a whole number"
-    remedy = "kubectl logs broken-decode-0 --container=engine --previous"
-    broken.says(ConditionType.DECODE_READY, "False", Reason.CRASHING, *words, remedy)
-    broken.says(ConditionType.ROUTER_READY, "False", Reason.ROUTER_NOT_READY, "needs a ready pair of engines")
+@pytest.mark.produces(Reason.CANARY_DISABLED)
+def test_nobody_looks_whether_kv_moves(told: Told, deployed: Callable[[str], Deployment]) -> None:
+    unmatched = told.of("unmatched")
+    words = "whether KV moves cannot be known", "set router.canary.enabled"
+    unmatched.says(ConditionType.READY, "Unknown", Reason.CANARY_DISABLED, *words)
+    unmatched.says(ConditionType.KV_TRANSFER_VERIFIED, "Unknown", Reason.CANARY_DISABLED, *words)
+    # For a test further below: canaries are tried again at growing intervals.
+    deployed("unmatched").edit(router={"canary": {"enabled": True}})
+
+
+@pytest.mark.produces(Reason.PARTLY_READY, Reason.UNHEALTHY)
+def test_engines_die_one_after_the_other(told: Told, deployed: Callable[[str], Deployment]) -> None:
+    pairs, deployment = told.of("pairs"), deployed("pairs")
+    since = pairs.count
+    _kill(deployment, "pairs-decode-1")
+    remedy = "see its log; it is restarted if that goes on"
+    why = "container engine of pairs-decode-1 runs, and fails its readiness probe", remedy
+    words = "1 of 2 decode engines are ready", *why
+    pairs.has_said(ConditionType.DECODE_READY, "True", Reason.PARTLY_READY, *words, since=since)
+    pairs.has_said(ConditionType.DEGRADED, "True", Reason.PARTLY_READY, "pairs-decode 1/2 ready", *why, since=since)
+    _kill(deployment, "pairs-decode-0")
+    pairs.has_said(ConditionType.RECONCILING, "True", Reason.UNHEALTHY, "readiness probe", remedy, since=since)
+    pairs.has_said(ConditionType.DEGRADED, "True", Reason.UNHEALTHY, "it served before", remedy, since=since)
 
 
 @pytest.mark.produces(
@@ -167,6 +183,26 @@ def test_fewer_are_asked_for_and_then_what_cannot_be(
     living.says(ConditionType.READY, "True", Reason.SERVING)
 
 
+@pytest.mark.produces(Reason.IMAGE_PULL_FAILED)
+def test_an_image_is_not_there(told: Told) -> None:
+    imageless = told.of("imageless")
+    remedy = "correct the image, or name a pull secret in spec.imagePullSecrets"
+    imageless.is_stalled_by(Reason.IMAGE_PULL_FAILED, "container engine of imageless-", NO_ENGINE, remedy)
+    words = "container router of imageless-router-", NO_ROUTER, remedy
+    imageless.says(ConditionType.ROUTER_READY, "False", Reason.IMAGE_PULL_FAILED, *words)
+
+
+@pytest.mark.produces(Reason.OUT_OF_MEMORY, Reason.CRASHING, Reason.ROUTER_NOT_READY)
+def test_containers_end_again_and_again(told: Told) -> None:
+    broken = told.of("broken")
+    words = "container engine of broken-prefill-0", "more memory than its limit", "raise its memory limit"
+    broken.is_stalled_by(Reason.OUT_OF_MEMORY, *words)
+    words = "container engine of broken-decode-0", "exit code 2", "--max-num-seqs many: not a whole number"
+    remedy = "kubectl logs broken-decode-0 --container=engine --previous"
+    broken.says(ConditionType.DECODE_READY, "False", Reason.CRASHING, *words, remedy)
+    broken.says(ConditionType.ROUTER_READY, "False", Reason.ROUTER_NOT_READY, "needs a ready pair of engines")
+
+
 @pytest.mark.produces(Reason.LOADING_MODEL, Reason.VERIFYING_KV_TRANSFER, Reason.SLOW_TRANSPORT, Reason.SERVING)
 def test_kv_moves_too_slowly_for_the_network_that_was_asked_for(told: Told) -> None:
     slow = told.of("slow")
@@ -176,32 +212,6 @@ def test_kv_moves_too_slowly_for_the_network_that_was_asked_for(told: Told) -> N
     slow.says(ConditionType.KV_TRANSFER_VERIFIED, "True", Reason.SLOW_TRANSPORT, *named)
     slow.says(ConditionType.DEGRADED, "True", Reason.SLOW_TRANSPORT, *named)
     slow.says(ConditionType.READY, "True", Reason.SERVING)
-
-
-@pytest.mark.produces(Reason.TRANSFER_FAILED, Reason.PAIR_FAILED, Reason.SERVING)
-def test_kv_moves_in_one_pair_and_not_in_another(told: Told, deployed: Callable[[str], Deployment]) -> None:
-    pairs, deployment = told.of("pairs"), deployed("pairs")
-    words = "the canary fails between pairs-prefill-0 and pairs-decode-", "500", "network policies"
-    pairs.has_said(ConditionType.KV_TRANSFER_VERIFIED, "False", Reason.TRANSFER_FAILED, *words)
-    deployment.inside.post(f"{deployment.engine('pairs-decode-0').url}/sim/faults", {})
-    named = "the canary fails between pairs-prefill-0 and pairs-decode-1:", "500"
-    pairs.says(ConditionType.DEGRADED, "True", Reason.PAIR_FAILED, *named)
-    pairs.says(ConditionType.READY, "True", Reason.SERVING, "2 decode")
-
-
-@pytest.mark.produces(Reason.PARTLY_READY, Reason.UNHEALTHY)
-def test_engines_die_one_after_the_other(told: Told, deployed: Callable[[str], Deployment]) -> None:
-    pairs, deployment = told.of("pairs"), deployed("pairs")
-    since = pairs.count
-    _kill(deployment, "pairs-decode-1")
-    remedy = "see its log; it is restarted if that goes on"
-    why = "container engine of pairs-decode-1 runs, and fails its readiness probe", remedy
-    words = "1 of 2 decode engines are ready", *why
-    pairs.has_said(ConditionType.DECODE_READY, "True", Reason.PARTLY_READY, *words, since=since)
-    pairs.has_said(ConditionType.DEGRADED, "True", Reason.PARTLY_READY, "pairs-decode 1/2 ready", *why, since=since)
-    _kill(deployment, "pairs-decode-0")
-    pairs.has_said(ConditionType.RECONCILING, "True", Reason.UNHEALTHY, "readiness probe", remedy, since=since)
-    pairs.has_said(ConditionType.DEGRADED, "True", Reason.UNHEALTHY, "it served before", remedy, since=since)
 
 
 @pytest.mark.produces(Reason.POD_FAILED)
@@ -230,16 +240,11 @@ def test_a_secret_is_missing_and_another_was_changed(
     keyless.says(ConditionType.READY, "True", Reason.SERVING)
 
 
-@pytest.mark.produces(Reason.CANARY_DISABLED, Reason.TRANSFER_FAILED)
-def test_kv_does_not_move_and_nobody_looks_until_somebody_does(
-    told: Told, deployed: Callable[[str], Deployment]
-) -> None:
+@pytest.mark.produces(Reason.TRANSFER_FAILED)
+def test_kv_does_not_move_at_all(told: Told) -> None:
     unmatched = told.of("unmatched")
-    words = "whether KV moves cannot be known", "set router.canary.enabled"
-    unmatched.says(ConditionType.READY, "Unknown", Reason.CANARY_DISABLED, *words)
-    unmatched.says(ConditionType.KV_TRANSFER_VERIFIED, "Unknown", Reason.CANARY_DISABLED, *words)
-    deployed("unmatched").edit(router={"canary": {"enabled": True}})
     words = "unmatched-prefill-0 and unmatched-decode-0: no KV moved from prefill to decode", "network policies"
+    unmatched.has_said(ConditionType.RECONCILING, "True", Reason.TRANSFER_FAILED, *words)
     unmatched.is_stalled_by(Reason.TRANSFER_FAILED, *words)
 
 
