@@ -26,12 +26,12 @@ def writes(audit: AuditLog, namespace: str | None = None) -> list[AuditEvent]:
 
 
 def settle(operator: OperatorProcess, audit: AuditLog, namespace: str | None = None) -> None:
-    """Wait until two passes over everything, begun after the last write, found nothing to write."""
+    """Wait until two passes over everything, begun after the last write, found nothing to write, and none failed."""
 
     def quiet() -> bool:
-        since = audit.from_now()
+        since, failures = audit.from_now(), operator.failures()
         operator.wait_for_resyncs(2)
-        return not writes(since, namespace)
+        return not writes(since, namespace) and operator.failures() == failures
 
     wait_until(quiet, what="an operator that has nothing left to write")
 

@@ -267,7 +267,12 @@ class FaultProxy:
             async with session.request(
                 request.method, request.rel_url, data=body or None, headers=_passed_on(request.headers)
             ) as answer:
-                return await self._pass_back(request, answer, fault)
+                try:
+                    return await self._pass_back(request, answer, fault)
+                finally:
+                    # Of an answer that was not read to its end. Closing TLS politely takes longer than the proxy lives.
+                    if answer.connection is not None and answer.connection.transport is not None:
+                        answer.connection.transport.abort()
         except aiohttp.ClientConnectionError:
             return _dropped(request)
 

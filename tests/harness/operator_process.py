@@ -134,6 +134,11 @@ class OperatorProcess:
         wanted = self.metric(name, result="ok") + count + 1
         wait_until(lambda: self.metric(name, result="ok") >= wanted, what=f"{count} resyncs")
 
+    def failures(self) -> float:
+        """Passes over resources so far that have to be tried again."""
+        name = "kvloop_operator_reconciles_total"
+        return self.metric(name) - self.metric(name, result="ok")
+
     def resident_bytes(self) -> int:
         """Memory of the process, as /proc says."""
         status = Path(f"/proc/{self.pid}/status").read_text()
@@ -172,6 +177,14 @@ class OperatorProcess:
         self.kill()
         self.launch()
         self.wait_until_ready()
+
+    def relaunch_if_ended(self) -> bool:
+        """Start it anew where it has ended by itself, as the kubelet would; gives whether it had."""
+        if self._process is None or self._process.poll() is None:
+            return False
+        self.kill()
+        self.launch()
+        return True
 
     def get(self, port: int, path: str) -> tuple[int, str]:
         """Status and text of an answer; status 0 where there is none. Raises OperatorEnded."""
