@@ -35,6 +35,8 @@ def spec(image: str) -> dict[str, Any]:
     return {
         "model": {"id": "kvloop/demo-model", "servedName": MODEL},
         "engine": {"image": image, "version": "0.33.0", "dtype": "float32", "blockSize": 32, "maxModelLen": 32768},
+        # How long prefill keeps what nobody reads, such as after a release: it does not end before that.
+        "kvTransfer": {"extraConfig": {"kv_lease_duration": 5}},
         "prefill": {"replicas": 1, "prefixCaching": False, **role},
         "decode": {"replicas": 1, **role},
         "router": {"resources": small},
