@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from kvloop_connector.settings import Role
 from kvloop_operator import names
 from kvloop_operator.live import Live, Object, Refusal, entries, text
-from kvloop_operator.observe import condition, is_ready, is_terminating, seconds
+from kvloop_operator.observe import condition, engine_status, is_ready, is_terminating, seconds
 from kvloop_operator.reports import PairReport, Verdict
 
 STUCK_SECONDS = 20.0
@@ -37,6 +37,16 @@ def unverified_pairs(pods: Sequence[Object], known: Mapping[tuple[str, str], Pai
             if pair is None or pair.verdict is not Verdict.VERIFIED:
                 return True
     return False
+
+
+def engine_processes(pods: Iterable[Object], known: Mapping[str, str]) -> dict[str, str]:
+    """Each pod's engine container, by the pod's UID: another one after a restart. What was ``known`` of a pod holds
+    while its status names none."""
+    found = {}
+    for pod in pods:
+        uid = pod["metadata"]["uid"]
+        found[uid] = text(engine_status(pod), "containerID") or known.get(uid, "")
+    return found
 
 
 def unexplained(live: Live, deployment: str, now: float) -> list[tuple[str, str]]:

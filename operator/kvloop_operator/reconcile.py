@@ -38,6 +38,7 @@ from kvloop_operator.observe import is_ready, is_terminating
 from kvloop_operator.pods import (
     STUCK_SECONDS,
     any_pending,
+    engine_processes,
     replica_failure,
     router_pods,
     unexplained,
@@ -69,7 +70,8 @@ class _Memory:
     """What is kept between passes. All of it can be had again: a new operator process starts without.
 
     secret: the router's Secret as last read; secret_read: since the last whole list.
-    pairs: the newest report on each pair of pods. polls: how often in a row a pair was not verified yet.
+    pairs: the newest report on each pair of pods. processes: the engines that these are about.
+    polls: how often in a row a pair was not verified yet.
     resisted: writes that something else undoes. refused: how often in a row the API server refused a write.
     """
 
@@ -77,6 +79,7 @@ class _Memory:
     secret: Object | None = None
     secret_read: bool = False
     pairs: dict[tuple[str, str], PairReport] = field(default_factory=dict)
+    processes: dict[str, str] = field(default_factory=dict)
     polls: int = 0
     resisted: dict[Place, Resisted] = field(default_factory=dict)
     refused: int = 0
@@ -217,11 +220,17 @@ class _Pass:
         pods = router_pods(self._live().pods)
         return {pod["metadata"]["name"] for pod in pods if is_ready(pod) and not is_terminating(pod)}
 
+    def _forget_processes_that_ended(self, pods: Sequence[Object]) -> None:
+        """What was seen of an engine says nothing about the one that its pod has started since."""
+        before, now = self.memory.processes, engine_processes(pods, self.memory.processes)
+        same = {uid for uid, process in now.items() if before.get(uid, process) in ("", process)}
+        self.memory.pairs = {key: pair for key, pair in self.memory.pairs.items() if same.issuperset(key)}
+        self.memory.processes = now
+
     async def _ask_routers(self, resource: DisaggregatedInference, facts: Facts) -> Reports:
         """What the routers say, asked only while something drains or a pair is not verified yet."""
         pods = self._live().pods
-        current = {pod["metadata"]["uid"] for pod in pods}
-        self.memory.pairs = {key: pair for key, pair in self.memory.pairs.items() if current.issuperset(key)}
+        self._forget_processes_that_ended(pods)
         draining = any(names.LABEL_DRAINING in pod["metadata"].get("labels", {}) for pod in pods)
         routers = router_pods(pods)
         unverified = resource.spec.router.canary.enabled and unverified_pairs(pods, self.memory.pairs)

@@ -21,7 +21,7 @@ from tests.harness.inside import Inside
 from tests.harness.installation import Installation
 from tests.harness.kube import Kube
 from tests.harness.policies import refused
-from tests.harness.told import Told
+from tests.harness.told import Told, conditions_of
 
 # The first test also waits for the node, and for the build of the images.
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("operator_is_well")]
@@ -246,6 +246,17 @@ def test_kv_does_not_move_at_all(told: Told) -> None:
     words = "unmatched-prefill-0 and unmatched-decode-0: no KV moved from prefill to decode", "network policies"
     unmatched.has_said(ConditionType.RECONCILING, "True", Reason.TRANSFER_FAILED, *words)
     unmatched.is_stalled_by(Reason.TRANSFER_FAILED, *words)
+
+
+@pytest.mark.produces(Reason.TRANSFER_FAILED)
+def test_engines_that_were_started_again_are_not_taken_for_what_they_were(told: Told) -> None:
+    """Both had been seen to move KV before they died in a test further above, and start with their fault."""
+    pairs = told.of("pairs")
+    pairs.is_stalled_by(Reason.TRANSFER_FAILED, "pairs-decode-0 and in 1 more pairs")
+    said = [conditions_of(version) for version in told.versions("pairs")]
+    ready = [each[ConditionType.READY] for each in said if each]
+    died = next(index for index, each in enumerate(ready) if each["reason"] == Reason.UNHEALTHY)
+    assert "True" not in [each["status"] for each in ready[died:]]
 
 
 def test_at_rest_nothing_is_written(told: Told, kvloop: Installation) -> None:

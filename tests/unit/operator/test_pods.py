@@ -11,6 +11,7 @@ from kvloop_operator.live import Live, Object
 from kvloop_operator.pods import (
     STUCK_SECONDS,
     any_pending,
+    engine_processes,
     replica_failure,
     router_pods,
     unexplained,
@@ -133,3 +134,15 @@ def test_a_deployment_says_itself_why_its_pods_are_refused() -> None:
 def test_only_pods_that_stay_are_waited_for() -> None:
     assert any_pending([_waiting(None)])
     assert not any_pending([_P, _pod("p", "prefill", going=True, phase="Pending")])
+
+
+def test_an_engine_that_was_started_again_is_another_process() -> None:
+    first = {"name": names.ENGINE_CONTAINER, "containerID": "containerd://1"}
+    sidecar = {"name": "sidecar", "containerID": "containerd://9"}
+    known = engine_processes([_pod("d", "decode", containerStatuses=[sidecar, first])], {})
+    assert known == {"uid-d": "containerd://1"}
+    unnamed = {"name": names.ENGINE_CONTAINER, "state": {"waiting": {"reason": "ContainerCreating"}}}
+    assert engine_processes([_pod("d", "decode", containerStatuses=[unnamed])], known) == known
+    second = {**first, "containerID": "containerd://2"}
+    assert engine_processes([_pod("d", "decode", containerStatuses=[second])], known) == {"uid-d": "containerd://2"}
+    assert engine_processes([_pod("p", "prefill")], known) == {"uid-p": ""}
