@@ -150,7 +150,8 @@ class Canary:
 
     def _serving(self, name: str) -> bool:
         engine = self._engines.get(name)
-        return engine is not None and engine.serving
+        # Without the engine's own facts there is no telling how long a prompt has to be.
+        return engine is not None and engine.serving and engine.version is not None
 
     def _drains(self, report: PairReport) -> bool:
         engines = (self._engines.get(report.prefill.name), self._engines.get(report.decode.name))

@@ -15,6 +15,7 @@ class EngineSpec:
     process: changes whenever the process does, which it can within a pod; all that the engine held goes with it.
     ready: it may get new turns. One that is not ready, or that drains, stays known: what runs there goes on, and what
         it retains can be pulled.
+    checked: whoever names it has just seen it answer its health check.
     draining: it is to get no new turns, since it will be ended.
     ending: it has drained and is being ended. It waits until nobody needs what it retains any more, and nobody does.
     """
@@ -27,10 +28,11 @@ class EngineSpec:
     kv_revision: str
     zone: str = ""
     ready: bool = True
+    checked: bool = False
     draining: bool = False
     ending: bool = False
 
     def is_same(self, other: EngineSpec) -> bool:
         """Whether both name the same process, reached in the same way, whatever is to be done with it."""
-        as_other = replace(self, zone=other.zone, ready=other.ready, draining=other.draining, ending=other.ending)
-        return as_other == other
+        to_be_done = {field: getattr(other, field) for field in ("zone", "ready", "checked", "draining", "ending")}
+        return replace(self, **to_be_done) == other

@@ -1,16 +1,16 @@
 """The engines: what is known of each, and the only connections to them.
 
-An engine serves from its first good health check on, and stops at a refused connection or a failed check. A 4xx says
-nothing about an engine's health.
+An engine serves from its first good health check on, the router's own or that of whoever names it, and stops at a
+refused connection or a failed check. A 4xx says nothing about an engine's health.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -39,6 +39,7 @@ class Engine:
 
     load: requests of this router there now. needed: turns of this router that need it although no request of theirs is
         there: their decode leg is still to come, or reads what their prefill leg left.
+    probed: whether a check of its health is on its way.
     engine_id: as in its last handle, without the rank.
     version, block_size, kv_blocks, max_model_len, models: None or empty until the engine has told.
     """
@@ -48,6 +49,7 @@ class Engine:
     load: int = 0
     needed: int = 0
     failed_probes: int = 0
+    probed: bool = False
     engine_id: str | None = None
     version: str | None = None
     block_size: int | None = None
@@ -176,11 +178,12 @@ class Engines:
         kept: dict[str, Engine] = {}
         for spec in specs:
             known = self._engines.get(spec.name)
-            if known is not None and known.spec.is_same(spec):
-                known.spec = spec
-                kept[spec.name] = known
-            else:
-                kept[spec.name] = Engine(spec)
+            if known is None or not known.spec.is_same(spec):
+                known = Engine(replace(spec, checked=False))
+            if spec.checked and not known.spec.checked:
+                _recovered(known)
+            known.spec = spec
+            kept[spec.name] = known
         self._engines = kept
         self._changed.set()
         return tuple(before - {spec.process for spec in specs})
@@ -214,21 +217,21 @@ class Engines:
         async with self._request(name, "GET", path, None, {}, seconds=_PROBE_SECONDS) as response:
             return (await self._whole(name, response)).body.decode("utf-8", "replace")
 
-    async def watch(self, *, interval: float, changed: Callable[[], Awaitable[None] | None] = lambda: None) -> None:
+    async def watch(self, *, interval: float) -> None:
         """Check every engine's health each ``interval`` seconds, and a new one's at once."""
-        while True:
-            self._changed.clear()
-            await asyncio.gather(*(self.probe(engine) for engine in tuple(self._engines.values())))
-            result = changed()
-            if result is not None:
-                await result
-            try:
-                async with asyncio.timeout(interval):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+        async with asyncio.TaskGroup() as probes:
+            while True:
+                self._changed.clear()
+                # One that does not answer holds up none of the others.
+                for engine in self._engines.values():
+                    if not engine.probed:
+                        engine.probed = True
+                        probes.create_task(self._probe(engine))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(interval):
+                        await self._changed.wait()
 
-    async def probe(self, engine: Engine) -> None:
+    async def _probe(self, engine: Engine) -> None:
         """Check one engine's health, and learn its facts where they are not known yet."""
         try:
             await self._get(engine, "/health")
@@ -239,11 +242,10 @@ class Engines:
             if engine.healthy and engine.failed_probes >= _FAILED_PROBES:
                 engine.healthy = False
                 _log.warning("engine is unhealthy", extra={"engine": engine.spec.name, "error": str(error)})
-            return
-        engine.failed_probes = 0
-        if not engine.healthy:
-            engine.healthy = True
-            _log.info("engine is healthy", extra={"engine": engine.spec.name, "engine_process": engine.spec.process})
+        else:
+            _recovered(engine)
+        finally:
+            engine.probed = False
 
     async def _learn(self, engine: Engine) -> None:
         metrics = (await self._get(engine, "/metrics")).decode("utf-8", "replace")
@@ -332,6 +334,13 @@ class Engines:
         if response.status >= 400:
             raise EngineRejected(name, response.status, body, content_type)
         return Answer(response.status, content_type, body)
+
+
+def _recovered(engine: Engine) -> None:
+    engine.failed_probes = 0
+    if not engine.healthy:
+        engine.healthy = True
+        _log.info("engine is healthy", extra={"engine": engine.spec.name, "engine_process": engine.spec.process})
 
 
 class _Body(aiohttp.payload.BytesPayload):

@@ -108,6 +108,9 @@ def engine_of(pod: Mapping[str, Any]) -> EngineSpec | None:
         kv_revision=revision,
         zone=labels.get(ZONE_LABEL, ""),
         ready=ready,
+        # The kubelet's probe is the router's own. Without it an engine that is ready would get no turns before the
+        # router has asked it too, while the operator, who sees that it is ready, already drains the one before it.
+        checked=ready,
         draining=labelled or deleted,
         # One that was deleted without draining first still has turns to be continued from what it retains.
         ending=labelled and deleted,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -146,6 +147,27 @@ async def test_a_handle_whose_revision_takes_no_turns_any_more_is_released(tmp_p
     assert (second.path, second.reason, decoded_by(second)) == ("cold", "no_pair", "decode-1")
     assert old[0].fillers[0].params["remote_engine_id"] == old[1].engine_id
     assert "remote_engine_id" not in new[0].carried[0]
+
+
+async def test_an_engine_that_does_not_answer_holds_up_none_that_is_new(
+    router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine, other: ScriptedEngine
+) -> None:
+    assert router.router is not None
+    pool = router.router.engines
+
+    def stuck() -> bool:
+        engine = pool.get("decode-0")
+        # Its first check is still on its way: none has failed.
+        return engine is not None and engine.spec.pod_uid == "silent" and engine.probed and not engine.failed_probes
+
+    # It takes connections, and nobody reads from them.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = {**decode.entry(), "url": f"http://127.0.0.1:{server.getsockname()[1]}", "podUID": "silent"}
+        router.list_engines([prefill.entry(), silent])
+        await until(stuck)
+        router.list_engines([prefill.entry(), silent, other.entry()])
+        await until(lambda: {engine.spec.name for engine in pool if engine.healthy} == {"prefill-0", "decode-1"})
+        assert stuck()
 
 
 async def test_what_an_engine_retains_is_released_once_it_has_drained_and_is_ended(

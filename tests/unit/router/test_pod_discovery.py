@@ -61,6 +61,7 @@ def test_a_ready_pod_is_an_engine() -> None:
         process="uid-demo-decode-0/containerd://1",
         kv_revision="abc",
         zone="eu-1a",
+        checked=True,
     )
 
 
@@ -110,7 +111,7 @@ def test_no_engine_is_in_a_pod(changes: dict[str, Any]) -> None:
 def test_what_is_to_be_done_with_an_engine(changes: dict[str, Any], ready: bool, draining: bool) -> None:
     engine = engine_of(pod(**changes))
     assert engine is not None
-    assert (engine.ready, engine.draining) == (ready, draining)
+    assert (engine.ready, engine.checked, engine.draining) == (ready, ready, draining)
 
 
 @pytest.mark.parametrize(("labelled", "deleted", "ending"), [(1, 1, True), (1, 0, False), (0, 1, False)])
