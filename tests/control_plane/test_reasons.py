@@ -134,7 +134,8 @@ def applied(
     restricted.apply(resource("unlike", security__profile="privileged", router__podTemplate=overlay))
     full.apply(resource("too-many"))
     assert place.namespace is not None
-    _hold(kube, place.namespace, "stuck-decode-0")
+    _pod(kube, place.namespace, "stuck-decode-0")
+    kube.patch("Pod", place.namespace, "stuck-decode-0", {"metadata": {"finalizers": [HELD]}})
     kube.delete("Pod", place.namespace, "stuck-decode-0")
     return watching
 
@@ -225,9 +226,13 @@ def test_nothing_is_done_while_it_is_paused(told: Told) -> None:
     paused.says(ConditionType.PAUSED, "True", Reason.PAUSED, "spec.paused is true")
 
 
-@pytest.mark.produces(Reason.SUSPENDED)
-def test_nothing_is_to_serve(told: Told) -> None:
+@pytest.mark.produces(Reason.STARTING, Reason.SUSPENDED)
+def test_nothing_is_to_serve(told: Told, kube: Kube, place: Kubectl) -> None:
     suspended = told.of("suspended")
+    suspended.waits_for(Reason.STARTING, "suspended-router-")
+    assert place.namespace is not None
+    (router,) = kube.list("Pod", place.namespace, selector=f"{names.LABEL_DEPLOYMENT}=suspended")
+    _runs(kube, router, names.ROUTER_CONTAINER, ready=True)
     suspended.says(ConditionType.READY, "True", Reason.SUSPENDED, "spec.suspend is true", "503")
     suspended.says(ConditionType.PREFILL_READY, "True", Reason.SUSPENDED, "no prefill engines are wanted")
     suspended.says(ConditionType.KV_TRANSFER_VERIFIED, "Unknown", Reason.SUSPENDED, "no pair of engines is wanted")
@@ -246,11 +251,12 @@ def test_an_engine_runs_and_is_not_ready_for_longer_than_it_may(told: Told, kube
     late = told.of("late")
     assert place.namespace is not None
     for role in Role:
-        _runs_unready(kube, place.namespace, f"late-{role.value}-0", since=timedelta(hours=2))
+        pod = _pod(kube, place.namespace, f"late-{role.value}-0")
+        _runs(kube, pod, names.ENGINE_CONTAINER, ready=False, since=timedelta(hours=2))
     late.is_stalled_by(Reason.START_TIMED_OUT, "late-prefill-0", "engine.startupTimeoutSeconds")
 
 
-@pytest.mark.produces(Reason.DRAINING, Reason.SCALING_DOWN, Reason.SUSPENDED)
+@pytest.mark.produces(Reason.DRAINING, Reason.SCALING_DOWN)
 def test_fewer_engines_are_wanted_than_there_are(told: Told, kube: Kube, place: Kubectl) -> None:
     shrinking = told.of("shrinking")
     assert place.namespace is not None
@@ -258,7 +264,7 @@ def test_fewer_engines_are_wanted_than_there_are(told: Told, kube: Kube, place: 
     words = "waiting for shrinking-", "as fewer are wanted"
     shrinking.has_said(ConditionType.RECONCILING, "True", Reason.DRAINING, *words)
     shrinking.has_said(ConditionType.DECODE_READY, "True", Reason.SCALING_DOWN, "some are still there")
-    shrinking.says(ConditionType.READY, "True", Reason.SUSPENDED)
+    wait_until(lambda: shrinking.now["status"]["decode"]["replicas"] == 0, what="no engines")
 
 
 @pytest.mark.produces(Reason.UP_TO_DATE, Reason.NEW_ENGINE_TEMPLATE)
@@ -344,26 +350,35 @@ def _without_a_right(cluster: Cluster, kubectl: Kubectl, helm: Helm, verb: str, 
     return cluster.service_account(kubectl.namespace, "operator")
 
 
-def _hold(kube: Kube, namespace: str, pod: str) -> None:
-    """Wait for a pod, and have its deletion wait."""
-    wait_until(lambda: kube.get("Pod", namespace, pod) is not None, what=f"pod {pod}")
-    kube.patch("Pod", namespace, pod, {"metadata": {"finalizers": [HELD]}})
+def _pod(kube: Kube, namespace: str, name: str) -> Object:
+    """Wait for a pod; gives it."""
+    found: Object | None = None
+
+    def there() -> bool:
+        nonlocal found
+        found = kube.get("Pod", namespace, name)
+        return found is not None
+
+    wait_until(there, what=f"pod {name}")
+    assert found is not None
+    return found
 
 
-def _runs_unready(kube: Kube, namespace: str, pod: str, *, since: timedelta) -> None:
-    """Say of a pod what a kubelet says whose engine loads for so long."""
-    wait_until(lambda: kube.get("Pod", namespace, pod) is not None, what=f"pod {pod}")
+def _runs(kube: Kube, pod: Object, container: str, *, ready: bool, since: timedelta = timedelta(0)) -> None:
+    """Say of a pod what a kubelet says whose container runs for so long."""
     begun = (datetime.now(UTC) - since).strftime("%Y-%m-%dT%H:%M:%SZ")
-    container = {"name": names.ENGINE_CONTAINER, "image": "", "imageID": "", "restartCount": 0, "ready": False}
+    condition = {"status": "True", "lastTransitionTime": begun}
+    running = {"name": container, "image": "", "imageID": "", "restartCount": 0, "ready": ready}
     status = {
         "phase": "Running",
         "conditions": [
-            {"type": "PodScheduled", "status": "True", "lastTransitionTime": begun},
-            {"type": "Ready", "status": "False", "reason": "ContainersNotReady", "lastTransitionTime": begun},
+            {"type": "PodScheduled", **condition},
+            {"type": "Ready", **condition, "status": str(ready)},
         ],
-        "containerStatuses": [{**container, "state": {"running": {"startedAt": begun}}}],
+        "containerStatuses": [{**running, "state": {"running": {"startedAt": begun}}}],
     }
-    kube.patch("Pod", namespace, pod, {"status": status}, subresource="status")
+    meta = pod["metadata"]
+    kube.patch("Pod", meta["namespace"], meta["name"], {"status": status}, subresource="status")
 
 
 def _engines(kube: Kube, namespace: str) -> dict[str, tuple[str, int]]:

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from kvloop_operator.status import ConditionType, Reason
+from tests.charts.argo import health
 from tests.charts.kstatus import kstatus
 from tests.cluster import parts
 from tests.cluster.build import location
@@ -29,6 +30,7 @@ from tests.harness.kube import Object
 
 _UNDER_WAY: Final = "Unknown"
 _HISTORY: Final = 40
+_ARGO: Final = {"Current": "Healthy", "InProgress": "Progressing", "Failed": "Degraded"}
 
 
 class Told:
@@ -219,6 +221,10 @@ def _contradictions(resource: Object, conditions: Mapping[str, Object]) -> Itera
     expected = {"False": "Failed", "Unknown": "InProgress"}.get(ready["status"], "Current")
     if judged != ("InProgress" if reconciling is not None else expected):
         yield f"{why}, which kstatus calls {judged}"
+    argo = health(resource).status
+    suspended = ConditionType.PAUSED in conditions or ready["reason"] == Reason.SUSPENDED
+    if argo != _ARGO[judged] and not (suspended and argo == "Suspended"):
+        yield f"{why}, which Argo CD calls {argo}"
     for name, condition in conditions.items():
         if not condition["message"]:
             yield f"{name} says nothing"

@@ -217,6 +217,9 @@ def _suspended(view: View, resource: DisaggregatedInference) -> Verdict | None:
         return _stalled(broken.reason, broken.message)
     if not (view.router.exists and all(role.exists for role in view.roles)):
         return _waiting(Reason.STARTING, _step(view))
+    missing = _router_missing(view)
+    if missing is not None:
+        return missing
     which = "spec.suspend is true" if resource.spec.suspend else "a role is at zero"
     return Verdict(
         ConditionStatus.TRUE, Told(Reason.SUSPENDED, f"{which}: no engine serves, and the router answers 503")

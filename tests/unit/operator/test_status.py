@@ -231,11 +231,12 @@ ROWS = (
         words=("a role is at zero",),
     ),
     Row(
-        "suspended, and the router not ready without engines",
+        "suspended, and the router not ready yet",
         lambda: scene(suspend=True).with_pods(
             pod("demo-router-0", names.ROUTER, running("router", ready=False, since=NOW - 50), ready_since=NOW - 60)
         ),
-        "True Suspended",
+        "Unknown RouterNotReady",
+        "RouterNotReady",
         others={"RouterReady": "False RouterNotReady"},
     ),
     Row(
