@@ -92,6 +92,7 @@ async def test_a_pod_is_an_engine_while_its_process_runs(
             pod_uid=uid,
             process=f"{uid}/containerd://1",
             kv_revision="abc",
+            checked=True,
         )
 
         place.says("starting", address="10.0.0.8")
