@@ -12,6 +12,7 @@ from tests.cluster.waiting import wait_until
 from tests.control_plane.conftest import StartOperator
 from tests.control_plane.settled import settle, writes
 from tests.harness.kube import Kube
+from tests.harness.operator_process import USER
 from tests.unit.operator.documents import document
 
 pytestmark = pytest.mark.timeout(1200)
@@ -39,3 +40,9 @@ def test_twenty_looks_at_a_hundred_resources_ask_for_no_change(
     wait_until(lambda: passes() - before >= RESYNCS * RESOURCES, what="twenty passes over each resource")
     assert writes(since) == []
     assert operator.metric("kvloop_operator_reconciles_total", result="defect") == 0
+
+    # Lists of every kind, and the Secret of each resource, which nobody watches: it asks for nothing else.
+    asked = {(event.verb, event.resource) for event in since.events(lambda event: event.user == USER) if event.resource}
+    assert ("get", "secrets") in asked
+    assert {verb for verb, _ in asked} <= {"get", "list", "watch"}
+    assert {resource for verb, resource in asked if verb == "get"} == {"secrets"}
