@@ -46,10 +46,9 @@ demo-vllm: install engine-environment ## The same on real vLLM engines on this m
 	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(BIN)/kvloop demo --engine vllm --json demo.json --png demo.png
 
 .PHONY: test
-test: install ## Lint, types, import contracts and every test, on simulated and real engines and on a real cluster
-	@$(MAKE) -j 3 --output-sync=line engine-environment cluster-parts-if-possible checks
+test: install ## Lint, types, import contracts and every test that needs no cluster, on simulated and real engines
+	@$(MAKE) -j 2 --output-sync=line engine-environment checks
 	@$(MAKE) test-engine
-	@$(MAKE) test-cluster
 
 .PHONY: checks
 checks: install
