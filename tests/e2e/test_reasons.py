@@ -21,7 +21,7 @@ from tests.harness.inside import Inside
 from tests.harness.installation import Installation
 from tests.harness.kube import Kube
 from tests.harness.policies import refused
-from tests.harness.told import Told, conditions_of
+from tests.harness.told import Told
 
 # The first test also waits for the node, and for the build of the images.
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("operator_is_well")]
@@ -120,10 +120,11 @@ def test_kv_moves_in_one_pair_and_not_in_another(told: Told, deployed: Callable[
     pairs, deployment = told.of("pairs"), deployed("pairs")
     words = "the canary fails between pairs-prefill-0 and pairs-decode-", "500", "network policies"
     pairs.has_said(ConditionType.KV_TRANSFER_VERIFIED, "False", Reason.TRANSFER_FAILED, *words)
-    deployment.inside.post(f"{deployment.engine('pairs-decode-0').url}/sim/faults", {})
+    _heal(deployment, "pairs-decode-0")
     named = "the canary fails between pairs-prefill-0 and pairs-decode-1:", "500"
     pairs.says(ConditionType.DEGRADED, "True", Reason.PAIR_FAILED, *named)
     pairs.says(ConditionType.READY, "True", Reason.SERVING, "2 decode")
+    _heal(deployment, "pairs-decode-1")
 
 
 @pytest.mark.produces(Reason.CANARY_DISABLED)
@@ -136,9 +137,10 @@ def test_nobody_looks_whether_kv_moves(told: Told, deployed: Callable[[str], Dep
     deployed("unmatched").edit(router={"canary": {"enabled": True}})
 
 
-@pytest.mark.produces(Reason.PARTLY_READY, Reason.UNHEALTHY)
+@pytest.mark.produces(Reason.AS_EXPECTED, Reason.PARTLY_READY, Reason.UNHEALTHY)
 def test_engines_die_one_after_the_other(told: Told, deployed: Callable[[str], Deployment]) -> None:
     pairs, deployment = told.of("pairs"), deployed("pairs")
+    pairs.says(ConditionType.DEGRADED, "False", Reason.AS_EXPECTED)
     since = pairs.count
     _kill(deployment, "pairs-decode-1")
     remedy = "see its log; it is restarted if that goes on"
@@ -181,6 +183,16 @@ def test_fewer_are_asked_for_and_then_what_cannot_be(
     living.is_stalled_by(Reason.ROLLOUT_BLOCKED, NO_ENGINE, "the previous engines go on serving")
     deployed("living").edit(engine={"image": kvloop_images["sim"]})
     living.says(ConditionType.READY, "True", Reason.SERVING)
+
+
+@pytest.mark.produces(Reason.SUSPENDED, Reason.ALL_READY)
+def test_nothing_is_to_serve(told: Told, deployed: Callable[[str], Deployment]) -> None:
+    living, deployment = told.of("living"), deployed("living")
+    deployment.edit(suspend=True)
+    living.says(ConditionType.READY, "True", Reason.SUSPENDED, "spec.suspend is true", "the router answers 503")
+    living.says(ConditionType.ROUTER_READY, "True", Reason.ALL_READY)
+    answer = deployment.begin([{"role": "user", "content": "anybody there?"}]).answer()
+    assert (answer.status, "retry-after" in answer.headers) == (503, True)
 
 
 @pytest.mark.produces(Reason.IMAGE_PULL_FAILED)
@@ -249,14 +261,9 @@ def test_kv_does_not_move_at_all(told: Told) -> None:
 
 
 @pytest.mark.produces(Reason.TRANSFER_FAILED)
-def test_engines_that_were_started_again_are_not_taken_for_what_they_were(told: Told) -> None:
-    """Both had been seen to move KV before they died in a test further above, and start with their fault."""
-    pairs = told.of("pairs")
-    pairs.is_stalled_by(Reason.TRANSFER_FAILED, "pairs-decode-0 and in 1 more pairs")
-    said = [conditions_of(version) for version in told.versions("pairs")]
-    ready = [each[ConditionType.READY] for each in said if each]
-    died = next(index for index, each in enumerate(ready) if each["reason"] == Reason.UNHEALTHY)
-    assert "True" not in [each["status"] for each in ready[died:]]
+def test_engines_that_were_started_again_prove_anew_that_kv_moves(told: Told) -> None:
+    """They had, before they died in a test further above; now they have their fault again."""
+    told.of("pairs").is_stalled_by(Reason.TRANSFER_FAILED, "pairs-decode-0 and in 1 more pairs")
 
 
 def test_at_rest_nothing_is_written(told: Told, kvloop: Installation) -> None:
@@ -269,10 +276,14 @@ def test_nothing_that_was_said_contradicts_itself(told: Told) -> None:
     assert told.contradictions() == []
 
 
+def _heal(deployment: Deployment, pod: str) -> None:
+    """Have an engine answer until it is started again."""
+    deployment.inside.post(f"{deployment.engine(pod).url}/sim/faults", {})
+
+
 def _kill(deployment: Deployment, pod: str) -> None:
     """Have an engine die as vLLM's core dies of a request: its API server goes on, and says so in /health."""
     engine = deployment.engine(pod).url
-    deployment.inside.post(f"{engine}/sim/faults", {})
     body = {"model": "demo", "prompt": "x", "max_tokens": 1, "kv_transfer_params": {"do_remote_prefill": True}}
     deployment.inside.post(f"{engine}/v1/completions", body)
     assert deployment.inside.get(f"{engine}/health").status == 503
