@@ -83,14 +83,14 @@ class KVTransfer(_Model):
 
 
 class Engine(_Model):
-    """What the engines' vLLM version can do.
+    """What the engines' vLLM version can do. The version itself is not told: for a new one that can do the same, no
+    router has to be started anew.
 
     prompt_token_ids: takes ``kv_transfer_params.prompt_token_ids`` on chat requests (0.32 and later).
     stream_handles: streamed answers carry the handle (0.33 and later, or the plug-in).
     multi_group_reuse: a failed read of a handle with several KV groups fails the request (0.31 and later).
     """
 
-    version: str
     prompt_token_ids: bool
     stream_handles: bool
     multi_group_reuse: bool

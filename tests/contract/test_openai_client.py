@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.contract.conftest import Pair
 from tests.contract.legs import ANSWER_TOKENS, holds_nothing
-from tests.harness.engines import SERVED_MODEL, Engines, Kind, wait_until
+from tests.harness.engines import SERVED_MODEL, Engines, wait_until
 from tests.integration.router_process import RouterUnderTest, routing
 
 QUESTION = " ".join(["The agent reads the ticket, looks at the code and runs the tests."] * 8)
@@ -34,11 +34,9 @@ class Connected:
 @asynccontextmanager
 async def connecting(directory: Path, engines: Engines, pair: Pair) -> AsyncIterator[Connected]:
     wanted = {pair.prefill.name, pair.decode.name}
-    version = "0.32.0" if engines.kind is Kind.VLLM else "0.33.0"
     async with routing(
         directory,
         [entry for entry in engines.as_discovery_file() if entry["name"] in wanted],
-        engine={"version": version, "promptTokenIds": True, "streamHandles": True, "multiGroupReuse": True},
     ) as router:
         conversation = {"X-Conversation-ID": "talk"}
         client = AsyncOpenAI(

@@ -19,7 +19,7 @@ from tests.integration.router_process import Got, RouterUnderTest, chat_body, ro
 
 pytestmark = [*REAL_ENGINES]
 
-VLLM_0_32 = {"version": "0.32.0", "promptTokenIds": True, "streamHandles": True, "multiGroupReuse": True}
+VLLM_0_32 = {"promptTokenIds": True, "streamHandles": True, "multiGroupReuse": True}
 WORK = " ".join(["The agent reads the ticket, looks at the code and runs the tests."] * 12)
 MORE = " ".join(["Now look at the second file and say what it does."] * 3)
 

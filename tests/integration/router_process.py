@@ -140,7 +140,7 @@ def configuration(directory: Path, **changes: Any) -> dict[str, Any]:
         "discovery": {"file": str(directory / "engines.json")},
         "digestKeyFile": str(directory / "digest-key"),
         "kvTransfer": {"kvRecomputeThreshold": 8},
-        "engine": {"version": "0.33.0", "promptTokenIds": True, "streamHandles": True, "multiGroupReuse": True},
+        "engine": {"promptTokenIds": True, "streamHandles": True, "multiGroupReuse": True},
         "canary": {"enabled": False},
     }
     for name, value in changes.items():

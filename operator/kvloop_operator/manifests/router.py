@@ -51,7 +51,6 @@ def router_config(context: Context) -> dict[str, Any]:
             "decoderKvBlocksTtlSeconds": transfer.decoder_kv_blocks_ttl_seconds,
         },
         "engine": {
-            "version": str(engine.version) if engine else "",
             "promptTokenIds": engine.prompt_token_ids if engine else False,
             "streamHandles": engine.stream_handles if engine else False,
             "multiGroupReuse": engine.multi_group_reuse if engine else False,

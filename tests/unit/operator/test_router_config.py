@@ -45,7 +45,6 @@ def test_the_handle_ttl_follows_from_the_decoders() -> None:
 )
 def test_the_router_is_told_what_the_engines_can_do(version: str, can: tuple[bool, bool, bool]) -> None:
     told = config(engine__version=version).engine
-    assert told.version == version
     assert (told.prompt_token_ids, told.stream_handles, told.multi_group_reuse) == can
 
 
@@ -135,3 +134,13 @@ def test_a_router_on_the_local_node_reads_the_engines_file() -> None:
 def test_the_local_nodes_address_is_expanded_by_the_router() -> None:
     told = config(OperatorSettings(bind_address="$(POD_IP)"))
     assert told.listen.host == told.admin.host == "127.0.10.2"
+
+
+def test_an_image_of_a_version_that_can_do_the_same_leaves_the_routers_as_they_are() -> None:
+    before, after = (
+        manifests(engine__version="0.33.0"),
+        manifests(engine__version="0.33.1", engine__image="a/b:v0.33.1"),
+    )
+    for kind in ("ConfigMap", "Deployment"):
+        (one,), (other,) = ([each for each in children if each["kind"] == kind] for children in (before, after))
+        assert one == other

@@ -25,7 +25,7 @@ COMPLETE: dict[str, Any] = {
         "kvRecomputeThreshold": 64,
         "decoderKvBlocksTtlSeconds": 480,
     },
-    "engine": {"version": "0.33.0", "promptTokenIds": True, "streamHandles": True, "multiGroupReuse": True},
+    "engine": {"promptTokenIds": True, "streamHandles": True, "multiGroupReuse": True},
     "cacheSalt": True,
     "sessionHeaders": ["X-Session-ID"],
     "limits": {"bodyBytes": 33554432},
