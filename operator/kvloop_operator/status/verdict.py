@@ -228,10 +228,13 @@ def _suspended(view: View, resource: DisaggregatedInference) -> Verdict | None:
 
 def _stuck(view: View) -> Verdict | None:
     """A role, or the router, without a ready pod, where waiting does not help."""
-    for group in (*view.roles, view.router):
-        cause = worst(each for each in group.findings if not group.ready and _is_grave(view, each))
-        if cause is not None:
-            return _stalled(cause.reason, cause.message)
+    groups = [group for group in (*view.roles, view.router) if not group.ready]
+    # What is grave by itself comes first: what counts only after it was told must not take its place.
+    for is_grave in (lambda each: each.grave, lambda each: _is_grave(view, each)):
+        for group in groups:
+            cause = worst(filter(is_grave, group.findings))
+            if cause is not None:
+                return _stalled(cause.reason, cause.message)
     cause = worst(each for role in view.roles if not role.ready for each in role.findings)
     if view.phase is Phase.BLOCKED and not view.paired and (cause is None or cause.reason not in _MAY_PASS):
         return _stalled(Reason.START_TIMED_OUT, f"{_step(view)}; {REMEDIES[Reason.START_TIMED_OUT]}")

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import DisaggregatedInferenceStatus
@@ -187,6 +187,7 @@ many = settings(max_examples=120, deadline=None)
 
 @many
 @given(seeds)
+@example(2344309)
 def test_nothing_changes_while_nothing_changes(seed: int) -> None:
     situation, first = lived(seed)
     again = assess(replace(situation, previous=first.status))
