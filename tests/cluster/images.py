@@ -56,6 +56,8 @@ def built(components: Sequence[str] = COMPONENTS) -> Iterator[list[Path]]:
         _write_context(context, components)
         archives = [Path(folder) / f"{component}.tar" for component in components]
         with _storage_locked():
+            # The containers of a build that was killed keep their images from being removed.
+            _buildah("rm", "--all")
             _buildah("pull", "--quiet", f"oci-archive:{location(parts.BASE) / 'base.tar'}")
             for component, archive in zip(components, archives, strict=True):
                 _build(component, context)
