@@ -142,7 +142,7 @@ class Deployment:
         self.wait_until(there, what=f"{kind}={status} {reason or ''}")
         return self.conditions()[kind]
 
-    def wait_until_served(self) -> None:
+    def wait_until_served(self, *, seconds: float = DEADLINE_SECONDS) -> None:
         """Wait until nothing is left to be done: Ready, KV seen to move, all engines there and none on its way out."""
 
         def served() -> bool:
@@ -152,15 +152,15 @@ class Deployment:
             there = len(engines) == wanted and all(pod.ready for pod in engines)
             return fine and there and not found.keys() & {"Reconciling", "Stalled"}
 
-        self.wait_until(served, what="the resource to serve")
+        self.wait_until(served, what="the resource to serve", seconds=seconds)
 
-    def wait_until(self, condition: Callable[[], bool], *, what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], *, what: str, seconds: float = DEADLINE_SECONDS) -> None:
         """Wait until ``condition`` holds. The error shows the status as it then is."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
+        deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
                 status = json.dumps(self.resource().get("status"), indent=1)
-                raise TimeoutError(f"not within {DEADLINE_SECONDS} s: {what}\n{status}")
+                raise TimeoutError(f"not within {seconds:.0f} s: {what}\n{status}")
             time.sleep(_POLL_SECONDS)
 
     @property
