@@ -15,6 +15,7 @@ from kvloop_operator.cluster.store import Key, Store, owned_by
 from kvloop_operator.compare import needs_apply
 from kvloop_operator.live import Live, Object
 from kvloop_operator.manifests.common import Manifest
+from kvloop_operator.pods import still_needed
 from kvloop_operator.ports import ports_put_right
 from kvloop_operator.status import Problem, Reason
 
@@ -113,10 +114,10 @@ class Children:
         )
 
     async def remove_unwanted(self, manifests: Iterable[Manifest], live: Live) -> None:
-        """Delete what the resource owns and does not ask for any more."""
+        """Delete what the resource owns and does not ask for any more, once no engine needs it."""
         wanted = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
         for place, child in live.children.items():
-            if place in wanted or "deletionTimestamp" in child["metadata"]:
+            if place in wanted or "deletionTimestamp" in child["metadata"] or still_needed(live, *place):
                 continue
             kind, meta = BY_NAME[place[0]], child["metadata"]
             try:

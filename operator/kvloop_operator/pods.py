@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kvloop_connector.settings import Role
 from kvloop_operator import names
-from kvloop_operator.live import Live, Object, Refusal, entries, text
+from kvloop_operator.live import Live, Object, Refusal, count, entries, part, text
 from kvloop_operator.observe import condition, engine_status, is_ready, is_terminating, seconds
 from kvloop_operator.reports import PairReport, Verdict
+
+_NAMED_BY_PODS = ("ServiceAccount", "ResourceClaimTemplate")
 
 STUCK_SECONDS = 20.0
 """A pod usually has its volumes and its network by then."""
@@ -75,6 +77,32 @@ def replica_failure(live: Live, deployment: str) -> Refusal | None:
 def any_pending(pods: Iterable[Object]) -> bool:
     """Whether a pod has yet to get as far as a container."""
     return any(text(pod, "status", "phase") == "Pending" and not is_terminating(pod) for pod in pods)
+
+
+def still_needed(live: Live, kind: str, name: str) -> bool:
+    """Whether an engine of an earlier template has, or may get back, a pod that needs this object: without it a pod
+    that is lost in mid-rollout could not be made anew."""
+    if kind not in _NAMED_BY_PODS:
+        return False
+    statefulsets = [child for (child_kind, _), child in live.children.items() if child_kind == "StatefulSet"]
+    specs = [part(pod, "spec") for pod in live.pods]
+    specs += [part(statefulset, "spec", "template", "spec") for statefulset in statefulsets]
+    return any(_names(spec, kind, name) for spec in specs) or any(map(_may_bring_back_the_old, statefulsets))
+
+
+def _names(spec: Object, kind: str, name: str) -> bool:
+    if kind == "ServiceAccount":
+        return text(spec, "serviceAccountName") == name
+    return any(text(claim, "resourceClaimTemplateName") == name for claim in entries(spec, "resourceClaims"))
+
+
+def _may_bring_back_the_old(statefulset: Object) -> bool:
+    """A pod that is gone comes back at the current revision below the partition."""
+    status = part(statefulset, "status")
+    if status.get("observedGeneration") != part(statefulset, "metadata").get("generation"):
+        return True
+    partition = count(statefulset, "spec", "updateStrategy", "rollingUpdate", "partition")
+    return partition > 0 and text(status, "currentRevision") != text(status, "updateRevision")
 
 
 def _is_stuck(pod: Object, now: float) -> bool:

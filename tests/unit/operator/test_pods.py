@@ -14,6 +14,7 @@ from kvloop_operator.pods import (
     engine_processes,
     replica_failure,
     router_pods,
+    still_needed,
     unexplained,
     unverified_pairs,
 )
@@ -146,3 +147,47 @@ def test_an_engine_that_was_started_again_is_another_process() -> None:
     second = {**first, "containerID": "containerd://2"}
     assert engine_processes([_pod("d", "decode", containerStatuses=[second])], known) == {"uid-d": "containerd://2"}
     assert engine_processes([_pod("p", "prefill")], known) == {"uid-p": ""}
+
+
+_ACCOUNT, _CLAIM = ("ServiceAccount", "models"), ("ResourceClaimTemplate", "demo-decode-efa")
+_FORMER = {
+    "serviceAccountName": "models",
+    "resourceClaims": [{"name": "efa", "resourceClaimTemplateName": "demo-decode-efa"}],
+}
+
+
+def _statefulset(
+    *, template: Object | None = None, partition: int = 0, current: str = "new", seen: int = 3
+) -> dict[tuple[str, str], Object]:
+    spec = {
+        "template": {"spec": template or {}},
+        "updateStrategy": {"rollingUpdate": {"partition": partition}},
+    }
+    status = {"observedGeneration": seen, "currentRevision": current, "updateRevision": "new"}
+    return {("StatefulSet", "demo-decode"): {"metadata": {"generation": 3}, "spec": spec, "status": status}}
+
+
+@pytest.mark.parametrize("place", [_ACCOUNT, _CLAIM], ids=["account", "claim"])
+@pytest.mark.parametrize(
+    ("live", "expected"),
+    [
+        (Live(children=_statefulset(), pods=(_D,)), False),
+        (Live(children=_statefulset(), pods=({**_D, "spec": _FORMER},)), True),
+        (Live(children=_statefulset(template=_FORMER)), True),
+        (Live(children=_statefulset(partition=1, current="old")), True),
+        (Live(children=_statefulset(partition=0, current="old")), False),
+        (Live(children=_statefulset(partition=1)), False),
+        (Live(children=_statefulset(seen=2)), True),
+        (Live(), False),
+    ],
+    ids=["all-new", "old-pod", "old-template", "old-comes-back", "new-comes-back", "at-rest", "unseen", "no-engines"],
+)
+def test_what_engines_of_the_former_template_need_stays_until_none_can_come_back(
+    live: Live, place: tuple[str, str], expected: bool
+) -> None:
+    assert still_needed(live, *place) is expected
+
+
+def test_what_no_pod_names_is_never_kept_for_one() -> None:
+    live = Live(children=_statefulset(template=_FORMER, partition=1, current="old"))
+    assert not still_needed(live, "NetworkPolicy", "models")
