@@ -29,8 +29,8 @@ from tests.cluster.waiting import wait_until
 from tests.harness.addresses import free_loopback_address
 
 NAMESPACE: Final = "kvloop-system"
-ACCOUNT: Final = "kvloop-operator"
-USER: Final = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"
+RELEASE: Final = "kvloop"
+USER: Final = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-operator"
 """Whom the audit log names."""
 ROUTER_IMAGE: Final = "localhost/kvloop-router:test"
 
@@ -44,15 +44,17 @@ class OperatorEnded(AssertionError):
     """The process is not there any more; the message holds the end of its log."""
 
 
-def install_rights(cluster: Cluster, helm: Helm, *, namespaces: Sequence[str] = ()) -> Path:
-    """Make the operator's ServiceAccount and roles as the chart has them; gives a kubeconfig of that account.
+def install_rights(cluster: Cluster, helm: Helm, *, release: str = RELEASE, namespaces: Sequence[str] = ()) -> Path:
+    """Make a release's ServiceAccount and roles as the chart has them; gives a kubeconfig of that account.
 
+    release: its name has to have `kvloop` in it; the account is then called `RELEASE-operator`.
     namespaces: as the chart's `watchNamespaces`; they have to exist.
     """
-    rendered = helm.render(CHART, values={"watchNamespaces": list(namespaces)})
+    values = {"watchNamespaces": list(namespaces), "rbac": {"aggregate": release == RELEASE}}
+    rendered = helm.render(CHART, values=values, release=release)
     cluster.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     cluster.kubectl.apply(*(manifest for manifest in rendered if manifest["kind"] in _RIGHTS))
-    return cluster.service_account(NAMESPACE, ACCOUNT)
+    return cluster.service_account(NAMESPACE, f"{release}-operator")
 
 
 class OperatorProcess:

@@ -1,0 +1,49 @@
+"""Engine pods that nobody runs, said to be ready as a kubelet would say it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from kvloop_operator import names
+from tests.cluster.waiting import wait_until
+from tests.harness.kube import Kube, Object
+
+
+def engines(kube: Kube, namespace: str, role: str | None = None) -> list[Object]:
+    """The engine pods of a namespace, of one role or of both."""
+    roles = role or "prefill,decode"
+    return kube.list("Pod", namespace, selector=f"{names.LABEL_ROLE} in ({roles})")
+
+
+def is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions", ())
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def make_ready(kube: Kube, namespace: str) -> None:
+    """Say of every engine pod that is there now that it is ready."""
+    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    container = {"name": "engine", "image": "", "imageID": "", "restartCount": 0, "ready": True, "started": True}
+    status = {
+        "phase": "Running",
+        "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": moment}],
+        "containerStatuses": [{**container, "state": {"running": {"startedAt": moment}}}],
+    }
+    for pod in engines(kube, namespace):
+        if not is_ready(pod) and "deletionTimestamp" not in pod["metadata"]:
+            path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}/status"
+            # It may be gone by now.
+            kube.request("PATCH", path, body={"status": status}, content="application/merge-patch+json")
+
+
+def wait_until_ready(kube: Kube, namespace: str, *, prefill: int, decode: int) -> None:
+    """Make whatever comes ready until there are that many engines."""
+
+    def all_ready() -> bool:
+        make_ready(kube, namespace)
+        there = {role: engines(kube, namespace, role) for role in ("prefill", "decode")}
+        return {role: len(pods) for role, pods in there.items()} == {"prefill": prefill, "decode": decode} and all(
+            is_ready(pod) for pods in there.values() for pod in pods
+        )
+
+    wait_until(all_ready, what="engines ready")
