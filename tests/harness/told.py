@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -72,6 +72,7 @@ class Told:
         found = []
         for name, versions in sorted(self._versions.items()):
             before: Mapping[str, Object] = {}
+            found += [f"{name}: {each}" for each in _returns(versions)]
             for version in versions:
                 conditions = conditions_of(version)
                 told = [*_contradictions(version, conditions), *_moved_clocks(before, conditions)]
@@ -228,6 +229,21 @@ def _contradictions(resource: Object, conditions: Mapping[str, Object]) -> Itera
     for name, condition in conditions.items():
         if not condition["message"]:
             yield f"{name} says nothing"
+
+
+def _returns(versions: Sequence[Object]) -> Iterator[str]:
+    """Messages of one stall that change and come back: nothing has changed but the order of things."""
+    told: list[tuple[int, str]] = []
+    for version in versions:
+        stalled = conditions_of(version).get(ConditionType.STALLED)
+        said = (version["metadata"]["generation"], stalled["message"]) if stalled is not None else None
+        if said is None:
+            told.clear()
+        elif said not in told:
+            told.append(said)
+        elif said != told[-1]:
+            yield f"stalled again by what it was stalled by before: {said[1]}"
+            return
 
 
 def _moved_clocks(before: Mapping[str, Object], after: Mapping[str, Object]) -> Iterator[str]:

@@ -71,8 +71,12 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Finding | None:
-    """The one to tell; the same one whatever the order is."""
-    return min(findings, key=lambda each: (not each.grave, _ORDER.index(each.reason), each.subject), default=None)
+    """The one to tell; the same one whatever the order is, and whether a failure is being tried again or waited on."""
+
+    def place(each: Finding) -> tuple[bool, int, str]:
+        return not (each.grave or each.first_try), _ORDER.index(each.reason), each.subject
+
+    return min(findings, key=place, default=None)
 
 
 def finding(

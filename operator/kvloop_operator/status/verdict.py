@@ -7,7 +7,7 @@ paused, it rolls, it is suspended, engines are missing, routers are missing, KV 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvloop_operator.api.v1alpha1 import DisaggregatedInference
@@ -154,20 +154,32 @@ def _is_grave(view: View, finding: Finding) -> bool:
     )
 
 
+def _gravest(view: View, *groups: Iterable[Finding]) -> Finding | None:
+    """By what it is stuck: what was told already while that holds, else the first group's worst.
+
+    What is grave by itself comes before what counts only because something grave was told.
+    """
+    told = text(previous_condition(view.situation.previous, ConditionType.STALLED), "message")
+    grave = [[each for each in group if _is_grave(view, each)] for group in groups]
+    kept = worst(each for group in grave for each in group if told.startswith(each.message))
+    by_itself = [worst(each for each in group if each.grave) for group in grave]
+    return next((each for each in (kept, *by_itself, *map(worst, grave)) if each is not None), None)
+
+
 def _blocked(view: View) -> Verdict | None:
     """A rollout, or a scaling down, that cannot go on."""
     changing = view.rolling or any(role.extra for role in view.roles)
     current = [each for role in view.roles for each in role.current]
     if view.phase is Phase.BLOCKED and changing:
-        cause = worst(current)
+        cause = _gravest(view, current) or worst(current)
     elif view.rolling:
         # The planner knows nothing of pods that were never made.
         cause = worst(each for each in current if each.reason is Reason.PODS_REFUSED)
         if cause is None:
             return None
     elif view.router.ready and router_is_rolling(view.situation):
-        cause = view.router.worst
-        if cause is None or not _is_grave(view, cause):
+        cause = _gravest(view, view.router.findings)
+        if cause is None:
             return None
     else:
         return None
@@ -212,7 +224,7 @@ def _suspended(view: View, resource: DisaggregatedInference) -> Verdict | None:
         return None
     if view.phase is Phase.SCALING or any(role.extra for role in view.roles):
         return _waiting(*_scaling(view))
-    broken = worst(each for each in view.router.findings if _is_grave(view, each))
+    broken = _gravest(view, view.router.findings)
     if broken is not None:
         return _stalled(broken.reason, broken.message)
     if not (view.router.exists and all(role.exists for role in view.roles)):
@@ -228,13 +240,9 @@ def _suspended(view: View, resource: DisaggregatedInference) -> Verdict | None:
 
 def _stuck(view: View) -> Verdict | None:
     """A role, or the router, without a ready pod, where waiting does not help."""
-    groups = [group for group in (*view.roles, view.router) if not group.ready]
-    # What is grave by itself comes first: what counts only after it was told must not take its place.
-    for is_grave in (lambda each: each.grave, lambda each: _is_grave(view, each)):
-        for group in groups:
-            cause = worst(filter(is_grave, group.findings))
-            if cause is not None:
-                return _stalled(cause.reason, cause.message)
+    stuck = _gravest(view, *(group.findings for group in (*view.roles, view.router) if not group.ready))
+    if stuck is not None:
+        return _stalled(stuck.reason, stuck.message)
     cause = worst(each for role in view.roles if not role.ready for each in role.findings)
     if view.phase is Phase.BLOCKED and not view.paired and (cause is None or cause.reason not in _MAY_PASS):
         return _stalled(Reason.START_TIMED_OUT, f"{_step(view)}; {REMEDIES[Reason.START_TIMED_OUT]}")

@@ -962,6 +962,36 @@ def test_pull_failures_that_alternate_change_nothing() -> None:
     assert again.transitions == ()
 
 
+def pulling(shown: Scene, *trying: str) -> Scene:
+    """No image for any engine that is not ready. Pods in ``trying`` are at their next try, the others wait for it."""
+    for each in shown.pods:
+        name = each["metadata"]["name"]
+        if each["status"]["containerStatuses"][0]["state"].get("waiting"):
+            back_off = waiting("ImagePullBackOff", f'Back-off pulling image "x": ErrImagePull: {PULL}')
+            state = waiting("ErrImagePull", PULL) if name in trying else back_off
+            shown = shown.with_pods(replaced(each, ("status", "containerStatuses"), [state]))
+    return shown
+
+
+def nothing_pulled() -> Scene:
+    shown, state = scene(prefill__replicas=2), waiting("ErrImagePull", PULL)
+    places = (("prefill", 0), ("prefill", 1), ("decode", 0))
+    return shown.with_pods(*(shown.engine(*place, state, ready_since=NOW - 60) for place in places))
+
+
+@pytest.mark.parametrize(
+    "shown", [nothing_pulled(), rolling(waiting("ErrImagePull", PULL), partition=1)], ids=["new", "rolling"]
+)
+def test_failures_of_several_pods_to_pull_that_alternate_change_nothing(shown: Scene) -> None:
+    names = {each["metadata"]["name"] for each in shown.pods}
+    for first in sorted(names):
+        began = said(pulling(shown, *names - {first}))
+        settled = said(replace(pulling(shown), previous=began))
+        assert conditions(settled)["Ready"][0] == "False"
+        for trying in (*({each} for each in sorted(names)), names - {first}, names):
+            assert said(replace(pulling(shown, *trying), previous=settled)) == settled
+
+
 def test_crashes_that_alternate_with_runs_change_nothing() -> None:
     first = said(starting(crashing()))
     last = ending()
