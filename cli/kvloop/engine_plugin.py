@@ -10,23 +10,16 @@ from importlib.metadata import EntryPoint, distribution
 from pathlib import Path
 
 import kvloop_connector
+from kvloop import patience
 
 _DISTRIBUTION = "kvloop-engine-plugin"
 
-_YIELD_BY_SLEEPING = '''\
-"""Lets an engine that waits sleep instead of spinning, so that several share few cores. Never for timings."""
-import os
-import time
 
-os.sched_yield = lambda: time.sleep(0.001)
-'''
-
-
-def make_plugin_directory(target: Path, *, yield_by_sleeping: bool = False) -> Path:
+def make_plugin_directory(target: Path, *, patient: bool = False) -> Path:
     """Fill ``target`` (made if missing, may exist from before) and return it; put it on the engine's PYTHONPATH.
 
-    yield_by_sleeping: a worker that waits sleeps for 1 ms instead of spinning. A decode engine that retains a handle
-    never goes idle, and on few cores its spinning starves prefill; timings are worth nothing then.
+    patient: what waits sleeps instead of spinning (``kvloop.patience``). A decode engine that retains a handle never
+        goes idle, nor do NIXL's progress threads, and on few cores they starve prefill; timings are worth nothing then.
     """
     target.mkdir(parents=True, exist_ok=True)
     package = Path(kvloop_connector.__file__).resolve().parent
@@ -40,8 +33,8 @@ def make_plugin_directory(target: Path, *, yield_by_sleeping: bool = False) -> P
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_DISTRIBUTION}\nVersion: {kvloop.version}\n")
     (metadata / "entry_points.txt").write_text(_entry_points(kvloop.entry_points))
     site = target / "sitecustomize.py"
-    if yield_by_sleeping:
-        site.write_text(_YIELD_BY_SLEEPING)
+    if patient:
+        site.write_text(Path(patience.__file__).read_text())
     else:
         site.unlink(missing_ok=True)
     return target

@@ -46,7 +46,7 @@ def files(tmp_path: Path) -> Path:
     command.write_text(_VLLM)
     command.chmod(0o755)
     # Copied: a link would lead out of the volume.
-    shutil.copytree(make_plugin_directory(tmp_path / "links", yield_by_sleeping=True), tmp_path / "python")
+    shutil.copytree(make_plugin_directory(tmp_path / "links", patient=True), tmp_path / "python")
     with (tmp_path / "python" / "sitecustomize.py").open("a") as site:
         site.write(_FREE)
     (tmp_path / "lib").mkdir()

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -70,6 +70,10 @@ class EngineSpec:
     kv_blocks: int = 256
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+RUNNING: Final[list[Engine]] = []
+"""The engines that `start` has running now."""
 
 
 class EngineFailed(AssertionError):
@@ -241,6 +245,7 @@ def start(kind: Kind, directory: Path, specs: Sequence[EngineSpec]) -> Iterator[
         engines.append(Engine(kind, f"{kind}-{spec.role}-{count[spec.role]}", spec, directory=directory, model=model))
         count[spec.role] += 1
     begun = time.monotonic()
+    RUNNING.extend(engines)
     try:
         for engine in engines:
             engine.launch()
@@ -252,6 +257,7 @@ def start(kind: Kind, directory: Path, specs: Sequence[EngineSpec]) -> Iterator[
             engine.ask_to_stop()
         for engine in engines:
             engine.stop()
+            RUNNING.remove(engine)
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float = 30.0, every: float = 0.05) -> bool:
@@ -303,7 +309,7 @@ def _environment(kind: Kind, directory: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "UCX_", "NIXL_"))}
     if kind is Kind.SIM:
         return kept
-    plugin = make_plugin_directory(directory / "plugin", yield_by_sleeping=True)
+    plugin = make_plugin_directory(directory / "plugin", patient=True)
     return {**kept, **cpu_engine.environment(plugin)}
 
 

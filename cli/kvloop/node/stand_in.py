@@ -104,7 +104,7 @@ def simulated_engine(directory: Path, *, version: str, time_scale: float) -> Pro
 
 def real_engine(environment: EngineEnvironment, directory: Path) -> ProcessImage:
     """Real vLLM on the CPU, several to a machine. ``directory`` gets kvloop's engine plug-in."""
-    plugin = make_plugin_directory(directory / "plugin", yield_by_sleeping=True)
+    plugin = make_plugin_directory(directory / "plugin", patient=True)
     own = {
         # Without it, each start asks a process of its own what the model's class can do.
         "VLLM_CACHE_ROOT": str(cache_directory() / "vllm"),

@@ -18,18 +18,18 @@ found = importlib.metadata.entry_points(group="vllm.general_plugins")
 print(json.dumps({
     "entry_points": {entry.name: callable(entry.load()) for entry in found},
     "package": kvloop_connector.__file__,
-    "sleeps": os.sched_yield.__name__ == "<lambda>",
+    "sleeps": os.sched_yield.__name__ == "_yield_by_sleeping",
 }))
 """
 
 
-def seen_by_a_process(directory: Path) -> dict[str, Any]:
+def seen_by_a_process(directory: Path, question: str = SEEN) -> Any:
     """What a Python that knows nothing of this checkout but ``directory`` finds."""
     environment = {**os.environ, "PYTHONPATH": str(directory)}
     # -S: without site-packages, where kvloop itself is installed. site is imported by hand for sitecustomize.
-    command = [sys.executable, "-S", "-c", f"import site; site.execsitecustomize()\n{SEEN}"]
+    command = [sys.executable, "-S", "-c", f"import site; site.execsitecustomize()\n{question}"]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return dict(json.loads(answer.stdout))
+    return json.loads(answer.stdout)
 
 
 def test_entry_point_is_found_and_loads_from_this_checkout(tmp_path: Path) -> None:
@@ -41,11 +41,23 @@ def test_entry_point_is_found_and_loads_from_this_checkout(tmp_path: Path) -> No
 
 
 def test_waiting_sleeps_where_asked_for(tmp_path: Path) -> None:
-    assert seen_by_a_process(make_plugin_directory(tmp_path, yield_by_sleeping=True))["sleeps"]
+    assert seen_by_a_process(make_plugin_directory(tmp_path, patient=True))["sleeps"]
+
+
+def test_transfers_wait_for_their_sockets_where_asked_for(tmp_path: Path) -> None:
+    nixl = tmp_path / "nixl_cu"
+    nixl.mkdir()
+    (nixl / "__init__.py").touch()
+    (nixl / "_bindings.py").write_text("def nixlAgent(name, config):\n    return name, config.pthrDelay\n")
+    (tmp_path / "config.py").write_text("pthrDelay = 0\n")
+    question = "import json, config; from nixl_cu import _bindings; print(json.dumps(_bindings.nixlAgent('a', config)))"
+
+    assert seen_by_a_process(make_plugin_directory(tmp_path), question) == ["a", 0]
+    assert seen_by_a_process(make_plugin_directory(tmp_path, patient=True), question) == ["a", 10_000]
 
 
 def test_directory_is_made_anew_over_an_old_one(tmp_path: Path) -> None:
-    make_plugin_directory(tmp_path, yield_by_sleeping=True)
+    make_plugin_directory(tmp_path, patient=True)
     (tmp_path / "kvloop_connector").unlink()
     (tmp_path / "kvloop_connector").symlink_to(tmp_path / "a checkout that is gone")
 
