@@ -11,6 +11,7 @@ from kvloop_operator.cluster.kinds import RESOURCE
 from tests.cluster.audit import AuditLog
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.waiting import wait_until
+from tests.control_plane.ready import engines, make_ready, wait_until_ready
 from tests.control_plane.settled import (
     CHILD_KINDS,
     owned,
@@ -132,11 +133,46 @@ def test_what_is_not_wanted_any_more_is_removed_and_comes_back_when_it_is(
     settle(operator, audit, ns)
     gone = before.keys() - snapshot(kube, ns, "demo")["children"].keys()
     policies = {f"NetworkPolicy demo-{role}" for role in ("prefill", "decode", "router")}
-    assert gone == policies | {"ServiceAccount models"}
+    # The engines' account is named still, now as one that somebody else looks after.
+    assert gone == policies
     on = {"network": {"policy": {"enabled": True}}, "serviceAccount": {"create": True}}
     kube.patch(RESOURCE.kind, ns, "demo", {"spec": on})
     settle(operator, audit, ns)
     assert snapshot(kube, ns, "demo")["children"] == before
+
+
+def test_an_engine_lost_in_mid_rollout_comes_back_with_the_account_that_its_template_names(
+    kube: Kube, ns: str, operator: OperatorProcess, audit: AuditLog
+) -> None:
+    unseen = {f"{part}__podTemplate": {"spec": {"schedulerName": "nobody"}} for part in ("prefill", "decode")}
+    account = {"serviceAccount__create": True, "serviceAccount__name": "models"}
+    kube.create(document(**unseen, **account, decode__replicas=2), ns)
+    wait_until_ready(kube, ns, prefill=1, decode=2)
+    former = {pod["metadata"]["uid"] for pod in engines(kube, ns)}
+    kube.patch(RESOURCE.kind, ns, "demo", {"spec": {"serviceAccount": {"create": False, "name": None}}})
+
+    def left() -> list[Object]:
+        return [pod for pod in engines(kube, ns) if pod["metadata"]["uid"] in former]
+
+    # New engines do not get ready, so that the rollout stands still with former ones in place.
+    wait_until(lambda: len(left()) < len(former), what="the first of the new engines")
+    settle(operator, audit, ns)
+    lost = left()[0]["metadata"]
+    kube.delete("Pod", ns, lost["name"])
+
+    def is_back() -> bool:
+        pod = kube.get("Pod", ns, lost["name"])
+        return pod is not None and pod["metadata"]["uid"] != lost["uid"]
+
+    wait_until(is_back, what="the lost engine anew")
+
+    def replaced() -> bool:
+        make_ready(kube, ns)
+        return not left()
+
+    wait_until(replaced, what="new engines")
+    wait_until_ready(kube, ns, prefill=1, decode=2)
+    wait_until(lambda: kube.get("ServiceAccount", ns, "models") is None, what="no account")
 
 
 def test_of_a_deleted_resource_nothing_is_left(

@@ -112,7 +112,7 @@ class Life:
             {
                 "monitoring": {"podMonitor": False},
                 "network": {"efa": {"mode": "DevicePlugin"}, "policy": {"enabled": False}},
-                "serviceAccount": {"create": False},
+                "serviceAccount": {"create": False, "name": None},
             }
         )
         for kind in ("PodMonitor", "NetworkPolicy", "ResourceClaimTemplate"):

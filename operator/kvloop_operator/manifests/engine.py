@@ -95,15 +95,15 @@ def _pod(context: Context, role: Role) -> dict[str, Any]:
     spec, own = context.spec, context.role(role)
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
+        # Said also where it is the namespace's default one: API servers keep a copy of a name that is only taken away.
+        "serviceAccountName": service_account_name(context),
         # A Service called `vllm` would otherwise set VLLM_PORT.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace_seconds(context, role),
         "containers": [engine_container(context, role)],
         "volumes": _volumes(context, role),
     }
-    account = service_account_name(context)
     optional: dict[str, Any] = {
-        "serviceAccountName": account,
         "securityContext": None
         if spec.security.profile is SecurityProfile.PRIVILEGED
         else {"seccompProfile": {"type": "RuntimeDefault"}},
@@ -120,12 +120,12 @@ def _pod(context: Context, role: Role) -> dict[str, Any]:
     return pod
 
 
-def service_account_name(context: Context) -> str | None:
-    """The engines' service account; None for the namespace's default one."""
+def service_account_name(context: Context) -> str:
+    """The engines' service account."""
     account = context.spec.service_account
     if account.name is not None:
         return account.name
-    return f"{context.name}-engine" if account.create else None
+    return f"{context.name}-engine" if account.create else "default"
 
 
 def _volumes(context: Context, role: Role) -> list[dict[str, Any]]:

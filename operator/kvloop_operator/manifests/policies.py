@@ -19,10 +19,10 @@ _LAST_DATA_PORT = 60999
 
 def engine_service_account(context: Context) -> Manifest | None:
     """The engines' service account; None where it is somebody else's."""
-    account, name = context.spec.service_account, service_account_name(context)
-    if not account.create or name is None:
+    account = context.spec.service_account
+    if not account.create:
         return None
-    meta = metadata(context, name, "engine", annotations=dict(account.annotations))
+    meta = metadata(context, service_account_name(context), "engine", annotations=dict(account.annotations))
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta, "automountServiceAccountToken": False}
 
 

@@ -407,7 +407,7 @@ def test_a_secret_is_made_only_of_material_that_is_given() -> None:
 
 
 def test_engines_get_an_account_of_their_own_only_where_asked_for() -> None:
-    assert "serviceAccountName" not in engine_pod(manifests(), "decode")
+    assert engine_pod(manifests(), "decode")["serviceAccountName"] == "default"
     assert engine_pod(manifests(serviceAccount={"name": "mine"}), "decode")["serviceAccountName"] == "mine"
     role = {"eks.amazonaws.com/role-arn": "arn:aws:iam::111122223333:role/models"}
     children = manifests(serviceAccount={"create": True, "annotations": role})
