@@ -22,18 +22,28 @@ def is_ready(pod: Object) -> bool:
 
 def make_ready(kube: Kube, namespace: str) -> None:
     """Say of every engine pod that is there now that it is ready."""
-    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    container = {"name": "engine", "image": "", "imageID": "", "restartCount": 0, "ready": True, "started": True}
-    status = {
-        "phase": "Running",
-        "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": moment}],
-        "containerStatuses": [{**container, "state": {"running": {"startedAt": moment}}}],
-    }
     for pod in engines(kube, namespace):
         if not is_ready(pod) and "deletionTimestamp" not in pod["metadata"]:
-            path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}/status"
-            # It may be gone by now.
-            kube.request("PATCH", path, body={"status": status}, content="application/merge-patch+json")
+            _say(kube, pod, ready=True)
+
+
+def make_broken(kube: Kube, pod: Object) -> None:
+    """Say of an engine pod that its image cannot be pulled."""
+    _say(kube, pod, ready=False)
+
+
+def _say(kube: Kube, pod: Object, *, ready: bool) -> None:
+    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    container = {"name": "engine", "image": "", "imageID": "", "restartCount": 0, "ready": ready, "started": ready}
+    running, waiting = {"running": {"startedAt": moment}}, {"waiting": {"reason": "ImagePullBackOff", "message": "no"}}
+    status = {
+        "phase": "Running" if ready else "Pending",
+        "conditions": [{"type": "Ready", "status": str(ready), "lastTransitionTime": moment}],
+        "containerStatuses": [{**container, "state": running if ready else waiting}],
+    }
+    path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/status"
+    # It may be gone by now.
+    kube.request("PATCH", path, body={"status": status}, content="application/merge-patch+json")
 
 
 def wait_until_ready(kube: Kube, namespace: str, *, prefill: int, decode: int) -> None:

@@ -18,7 +18,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.waiting import wait_until
 from tests.control_plane.conftest import StartOperator
-from tests.control_plane.ready import engines, make_ready, wait_until_ready
+from tests.control_plane.ready import engines, make_broken, make_ready, wait_until_ready
 from tests.harness.kube import Kube, Object
 from tests.harness.operator_process import NAMESPACE, install_rights
 from tests.unit.operator.documents import document
@@ -105,6 +105,21 @@ class Life:
     def gets_another_image(self) -> None:
         """All engines are replaced."""
         self.rolls({"engine": {"image": "my-registry/vllm-efa:v0.33.1"}})
+
+    def is_put_right(self) -> None:
+        """The engines' image could not be pulled; with another one none of their pods stands in the way."""
+        broken = engines(self.kube, self.ns, "decode")
+        for pod in broken:
+            make_broken(self.kube, pod)
+        self.kube.patch(RESOURCE.kind, self.ns, "demo", {"spec": {"engine": {"image": "my-registry/vllm-efa:v0.33.2"}}})
+
+        # The controller of StatefulSets replaces one, and would wait for it.
+        def replaced() -> bool:
+            now = engines(self.kube, self.ns, "decode")
+            return not {pod["metadata"]["uid"] for pod in broken} & {pod["metadata"]["uid"] for pod in now}
+
+        wait_until(replaced, what="broken engines replaced")
+        wait_until_ready(self.kube, self.ns, prefill=1, decode=2)
 
     def wants_less(self) -> None:
         """What is optional goes."""
@@ -196,6 +211,7 @@ def test_over_a_whole_life_nothing_is_forbidden_and_every_right_is_used(
     life.is_edited_by_hand()
     life.shrinks()
     life.gets_another_image()
+    life.is_put_right()
     life.wants_less()
     life.may_have_no_more_pods()
 
