@@ -55,11 +55,13 @@ def placed(name: str, **changes: Any) -> Object:
 
 @pytest.fixture(scope="module")
 def place(control_plane: Cluster, kvloop_crd: None) -> Iterator[Kubectl]:
-    """Where everything is let in but for Services of one resource."""
+    """Where everything is let in but for Services of one resource, and pods that failed stay to be looked at."""
     message, allowed = "no such Service is wanted here", "!object.metadata.name.startsWith('denied-')"
+    whole = "!has(oldObject.status.phase) || oldObject.status.phase != 'Failed'"
     with (
         control_plane.namespace() as kubectl,
         refused(kubectl, "CREATE", "services", unless=allowed, message=message),
+        refused(kubectl, "DELETE", "pods", unless=whole, message="failed pods are kept"),
     ):
         yield kubectl
 
@@ -127,6 +129,7 @@ def applied(
         resource("paused", paused=True),
         resource("suspended", suspend=True),
         resource("starting"),
+        resource("evicted"),
         resource("late"),
         resource("shrinking", decode__replicas=2),
     )
@@ -257,6 +260,19 @@ def test_an_engine_runs_and_is_not_ready_for_longer_than_it_may(told: Told, kube
     late.is_stalled_by(Reason.START_TIMED_OUT, "late-prefill-0", "engine.startupTimeoutSeconds")
 
 
+@pytest.mark.produces(Reason.POD_FAILED)
+def test_a_pod_was_evicted(told: Told, kube: Kube, place: Kubectl) -> None:
+    evicted = told.of("evicted")
+    assert place.namespace is not None
+    pod = _pod(kube, place.namespace, "evicted-prefill-0")
+    # As a kubelet says it of a model that is larger than its cache may be.
+    message = 'Usage of EmptyDir volume "kvloop-cache" exceeds the limit "1Mi". '
+    _says(kube, pod, {"phase": "Failed", "reason": "Evicted", "message": message})
+    words = "evicted-prefill-0 has failed: Evicted", 'EmptyDir volume "kvloop-cache" exceeds the limit "1Mi"'
+    evicted.waits_for(Reason.POD_FAILED, *words, "made anew")
+    evicted.says(ConditionType.PREFILL_READY, "False", Reason.POD_FAILED, "0 of 1 prefill engines", *words)
+
+
 @pytest.mark.produces(Reason.DRAINING, Reason.SCALING_DOWN)
 def test_fewer_engines_are_wanted_than_there_are(told: Told, kube: Kube, place: Kubectl) -> None:
     shrinking = told.of("shrinking")
@@ -378,6 +394,10 @@ def _runs(kube: Kube, pod: Object, container: str, *, ready: bool, since: timede
         ],
         "containerStatuses": [{**running, "state": {"running": {"startedAt": begun}}}],
     }
+    _says(kube, pod, status)
+
+
+def _says(kube: Kube, pod: Object, status: Object) -> None:
     meta = pod["metadata"]
     kube.patch("Pod", meta["namespace"], meta["name"], {"status": status}, subresource="status")
 

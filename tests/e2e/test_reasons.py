@@ -20,7 +20,6 @@ from tests.harness.deployment import Deployment, spec
 from tests.harness.inside import Inside
 from tests.harness.installation import Installation
 from tests.harness.kube import Kube
-from tests.harness.policies import refused
 from tests.harness.told import Told
 
 # The first test also waits for the node, and for the build of the images.
@@ -33,7 +32,6 @@ NO_SECRET: Final = "not-there"
 # Every request fails until somebody orders otherwise, and an engine that has died stays to be looked at.
 _AILING: Final = ["--sim-faults", json.dumps({"fail_requests": 1_000_000}), "--sim-dead-seconds", "3600"]
 _SLOW: Final = {"prefill_base": 2.0, "transfer_bytes_per_second": 20e6}
-_FILLING: Final = "open('/cache/model', 'wb').write(bytes(8 * 2**20))"
 
 
 def _changed(wanted: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -49,22 +47,12 @@ def _changed(wanted: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def _specs(image: str) -> dict[str, dict[str, Any]]:
     """All resources, by name."""
     token = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": NO_SECRET, "key": "token"}}}
-    filler = {
-        "name": "filler",
-        "image": image,
-        "command": ["python3", "-c", _FILLING],
-        "volumeMounts": [{"name": "kvloop-cache", "mountPath": names.CACHE_DIRECTORY}],
-    }
     changes: dict[str, dict[str, Any]] = {
         "imageless": {"engine__image": NO_ENGINE, "router__image": NO_ROUTER},
         "keyless": {"decode__env": [token]},
         "broken": {
             "prefill__resources": {"requests": {"cpu": "50m"}, "limits": {"memory": "24Mi"}},
             "decode__args": ["--max-num-seqs", "many"],
-        },
-        "evicted": {
-            "model__cache": {"sizeLimit": "1Mi"},
-            "prefill__podTemplate": {"spec": {"initContainers": [filler]}},
         },
         "slow": {
             "network__efa": {"mode": "DevicePlugin"},
@@ -82,9 +70,8 @@ def _specs(image: str) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def place(node: Cluster, kvloop: Installation) -> Iterator[Kubectl]:
-    """A namespace whose failed pods stay, so that they can be looked at."""
-    failed, message = "oldObject.status.phase != 'Failed'", "failed pods are kept"
-    with node.namespace() as kubectl, refused(kubectl, "DELETE", "pods", unless=failed, message=message):
+    """Where all of them are."""
+    with node.namespace() as kubectl:
         yield kubectl
 
 
@@ -224,14 +211,6 @@ def test_kv_moves_too_slowly_for_the_network_that_was_asked_for(told: Told) -> N
     slow.says(ConditionType.KV_TRANSFER_VERIFIED, "True", Reason.SLOW_TRANSPORT, *named)
     slow.says(ConditionType.DEGRADED, "True", Reason.SLOW_TRANSPORT, *named)
     slow.says(ConditionType.READY, "True", Reason.SERVING)
-
-
-@pytest.mark.produces(Reason.POD_FAILED)
-def test_a_model_is_larger_than_its_cache_may_be(told: Told) -> None:
-    evicted = told.of("evicted")
-    words = "evicted-prefill-0 has failed: Evicted", 'EmptyDir volume "kvloop-cache" exceeds the limit "1Mi"'
-    evicted.waits_for(Reason.POD_FAILED, *words, "made anew")
-    evicted.says(ConditionType.PREFILL_READY, "False", Reason.POD_FAILED, "0 of 1 prefill engines", *words)
 
 
 @pytest.mark.produces(Reason.CONTAINER_NOT_CREATED, Reason.ROUTER_UNREACHABLE, Reason.SERVING)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvloop_operator import names
 from tests.harness.deployment import Deployment, spec
 from tests.harness.installation import Installation
 
@@ -26,6 +27,7 @@ def test_a_rollout_and_one_that_is_reverted_fail_no_turn_and_mix_no_revisions(
     deployment.apply(wanted)
     deployment.wait_until_served()
     first = deployment.resource()["status"]["decode"]["revision"]
+    routers = [pod["metadata"]["uid"] for pod in deployment.pods(names.ROUTER)]
     # The simulated engines of the two refuse one another, as vLLM's of two versions do.
     newer = {"image": next_engine_image, "version": "0.33.1", "args": ["--sim-version=0.33.1"]}
     older = {**wanted["engine"], "args": []}
@@ -51,8 +53,10 @@ def test_a_rollout_and_one_that_is_reverted_fail_no_turn_and_mix_no_revisions(
         assert load.faults == []
         assert load.wrong == []
         assert {turn.streamed for turn in load.turns} == {True, False}
-    # Before, during and after: at every moment some conversation goes on warm.
     assert before.decode_engines("warm") == {"demo-decode-0", "demo-decode-1"}
+    assert reverted.decode_engines("warm")
+    # They can be what they are for engines of either version, and with them went every handle.
+    assert [pod["metadata"]["uid"] for pod in deployment.pods(names.ROUTER)] == routers
     assert meetings.mixed() == []
     assert set(meetings.revisions.values()) == {first, second}
     assert len({met.compatibility for met in meetings.all}) == 2

@@ -9,8 +9,6 @@ from tests.cluster.errors import CommandFailedError
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.waiting import wait_until
 
-_PROBE = "policy-probe"
-
 
 @contextmanager
 def refused(kubectl: Kubectl, verb: str, resource: str, *, unless: str, message: str) -> Iterator[None]:
@@ -20,7 +18,8 @@ def refused(kubectl: Kubectl, verb: str, resource: str, *, unless: str, message:
     """
     name, namespace = f"{kubectl.namespace}-{resource}", {"kubernetes.io/metadata.name": kubectl.namespace}
     kind = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
-    probed = f"request.resource.resource != 'configmaps' || object.metadata.name != '{_PROBE}'"
+    probe = f"policy-probe-{resource}"
+    probed = f"request.resource.resource != 'configmaps' || object.metadata.name != '{probe}'"
     policy = {
         **kind,
         "kind": "ValidatingAdmissionPolicy",
@@ -39,7 +38,7 @@ def refused(kubectl: Kubectl, verb: str, resource: str, *, unless: str, message:
     binding = {**kind, "kind": "ValidatingAdmissionPolicyBinding", "spec": spec}
     kubectl.apply(policy, binding)
     try:
-        wait_until(lambda: _is_in_force(kubectl), what="the policy in force")
+        wait_until(lambda: _is_in_force(kubectl, probe), what="the policy in force")
         yield
     finally:
         for each in (binding, policy):
@@ -50,9 +49,9 @@ def _rule(verb: str, resource: str) -> dict[str, list[str]]:
     return {"apiGroups": [""], "apiVersions": ["v1"], "operations": [verb], "resources": [resource]}
 
 
-def _is_in_force(kubectl: Kubectl) -> bool:
+def _is_in_force(kubectl: Kubectl, probe: str) -> bool:
     try:
-        kubectl("create", "configmap", _PROBE, "--dry-run=server")
+        kubectl("create", "configmap", probe, "--dry-run=server")
     except CommandFailedError:
         return True
     return False
