@@ -216,8 +216,7 @@ def test_the_operator_lacks_a_right(
 def test_the_level_of_the_namespace_does_not_let_pods_in(applied: tuple[Told, ...]) -> None:
     unlike = applied[1].of("unlike")
     remedy = "let the namespace's pod-security level admit the pod"
-    # Whichever pods were refused first: what was told stays told.
-    words = "pods of unlike-", "are refused", 'violates PodSecurity "restricted:latest"', remedy
+    words = "pods of unlike-prefill are refused", 'violates PodSecurity "restricted:latest": privileged', remedy
     unlike.is_stalled_by(Reason.PODS_REFUSED, *words)
     unlike.says(ConditionType.DECODE_READY, "False", Reason.PODS_REFUSED, "0 of 1 decode engines", "privileged")
     unlike.says(ConditionType.ROUTER_READY, "False", Reason.PODS_REFUSED, "hostNetwork=true", remedy)

@@ -155,15 +155,15 @@ def _is_grave(view: View, finding: Finding) -> bool:
 
 
 def _gravest(view: View, *groups: Iterable[Finding]) -> Finding | None:
-    """By what it is stuck: what was told already while that holds, else the first group's worst.
+    """By what it is stuck: the worst of the first group that has any.
 
-    What is grave by itself comes before what counts only because something grave was told.
+    What was told already counts as what is grave by itself, so that tries which alternate with waiting change nothing.
+    What counts only because anything grave was told comes after both.
     """
     told = text(previous_condition(view.situation.previous, ConditionType.STALLED), "message")
     grave = [[each for each in group if _is_grave(view, each)] for group in groups]
-    kept = worst(each for group in grave for each in group if told.startswith(each.message))
-    by_itself = [worst(each for each in group if each.grave) for group in grave]
-    return next((each for each in (kept, *by_itself, *map(worst, grave)) if each is not None), None)
+    standing = [[each for each in group if each.grave or told.startswith(each.message)] for group in grave]
+    return next((each for each in (*map(worst, standing), *map(worst, grave)) if each is not None), None)
 
 
 def _blocked(view: View) -> Verdict | None:

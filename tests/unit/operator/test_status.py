@@ -992,6 +992,13 @@ def test_failures_of_several_pods_to_pull_that_alternate_change_nothing(shown: S
             assert said(replace(pulling(shown, *trying), previous=settled)) == settled
 
 
+def test_of_several_pods_that_get_no_image_the_first_is_told_whichever_was_first_to_fail() -> None:
+    shown = nothing_pulled()
+    began = said(pulling(shown, "demo-prefill-0", "demo-prefill-1"))
+    assert "demo-decode-0" in message(began)
+    assert "demo-prefill-0" in message(said(replace(pulling(shown), previous=began)))
+
+
 def test_crashes_that_alternate_with_runs_change_nothing() -> None:
     first = said(starting(crashing()))
     last = ending()
