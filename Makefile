@@ -46,9 +46,10 @@ demo-vllm: install engine-environment ## The same on real vLLM engines on this m
 	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(BIN)/kvloop demo --engine vllm --json demo.json --png demo.png
 
 .PHONY: test
-test: install ## Lint, types, import contracts and every test that needs no cluster, on simulated and real engines
-	@$(MAKE) -j 2 --output-sync=line engine-environment checks
+test: install ## Lint, types, import contracts and every test, on simulated and real engines and on a real Kubernetes
+	@$(MAKE) -j 3 --output-sync=line engine-environment cluster-parts-if-possible checks
 	@$(MAKE) test-engine
+	@$(MAKE) test-cluster
 
 .PHONY: checks
 checks: install
@@ -85,11 +86,12 @@ cluster-parts: install ## Build the test cluster's parts into the cache
 # Elsewhere than on Linux, or without root, what needs a cluster skips with the reason.
 .PHONY: cluster-parts-if-possible
 cluster-parts-if-possible: install
-	@$(BIN)/python -m tests.cluster.build node || [ "$${CI:-}" != true ]
+	@nice -n 10 $(BIN)/python -m tests.cluster.build node || [ "$${CI:-}" != true ]
 
 .PHONY: test-cluster
 test-cluster: install cluster-parts-if-possible engine-environment ## What runs on a real control plane and a real node (Linux, root, Debian's packages)
-	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(PYTEST) tests/cluster tests/control_plane tests/e2e
+	$(PYTEST) -n 2 --dist loadfile tests/control_plane
+	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(PYTEST) tests/cluster tests/e2e
 
 .PHONY: cluster-up
 cluster-up: install cluster-parts ## Start a one-node Kubernetes on this machine, and say how it is reached
