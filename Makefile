@@ -90,7 +90,14 @@ cluster-parts-if-possible: install
 
 .PHONY: test-cluster
 test-cluster: install cluster-parts-if-possible engine-environment ## What runs on a real control plane and a real node (Linux, root, Debian's packages)
+	@$(MAKE) -j 2 --output-sync=target test-control-plane test-node
+
+.PHONY: test-control-plane
+test-control-plane: install
 	$(PYTEST) -n 2 --dist loadfile tests/control_plane
+
+.PHONY: test-node
+test-node: install
 	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(PYTEST) tests/cluster tests/e2e
 
 .PHONY: cluster-up
