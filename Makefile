@@ -90,7 +90,7 @@ cluster-parts-if-possible: install
 
 .PHONY: test-cluster
 test-cluster: install cluster-parts-if-possible engine-environment ## What runs on a real control plane and a real node (Linux, root, Debian's packages)
-	@$(MAKE) -j 2 --output-sync=target test-control-plane test-node
+	@$(MAKE) -j 2 --output-sync=line test-control-plane test-node
 
 .PHONY: test-control-plane
 test-control-plane: install
