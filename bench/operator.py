@@ -33,6 +33,7 @@ CHANGES: Final = 100
 NAMESPACE: Final = "bench"
 _CREATORS: Final = 4
 _POLL_SECONDS: Final = 0.02
+_QUIET_LOOKS: Final = 10
 
 
 def main() -> None:
@@ -40,13 +41,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--resources", type=int, nargs="+", default=SIZES, metavar="COUNT")
     sizes = parser.parse_args().resources
-    rows = [measure(count) for count in sizes]
+    rows = []
+    for count in sizes:
+        rows.append(measure(count))
+        _write(rows)
     table = Table("resources", "s to all applied", "ms p50", "ms p99", "RSS MiB", "requests/pass")
     for row in rows:
         change = row["change_to_applied_ms"]
         told = (row["resources"], row["seconds_to_all_applied"], change["p50"], change["p99"], row["rss_mib"])
         table.add_row(*map(str, (*told, row["requests_per_reconcile"])))
     Console().print(table)
+
+
+def _write(rows: list[dict[str, Any]]) -> None:
     result = {
         "python": platform.python_version(),
         "cores": os.cpu_count(),
@@ -114,14 +121,14 @@ def _statefulsets(kube: Kube) -> int:
 
 
 def _wait_for_rest(operator: OperatorProcess, progress: Progress) -> None:
-    """Until no resource waits for a pass: what follows is measured at rest."""
+    """Until no resource waits for a pass, for so many looks in a row: what follows is measured at rest.
+
+    Passes never end altogether: whose pods have no node is looked at again.
+    """
     task = progress.add_task("waiting for rest", total=None)
-    quiet, before = 0, -1.0
-    while quiet < 5:
-        passes = operator.metric("kvloop_operator_reconciles_total")
-        waiting = operator.metric("kvloop_operator_queue_length")
-        quiet = quiet + 1 if passes == before and not waiting else 0
-        before = passes
+    quiet = 0
+    while quiet < _QUIET_LOOKS:
+        quiet = quiet + 1 if not operator.metric("kvloop_operator_queue_length") else 0
         time.sleep(1)
     progress.remove_task(task)
 
