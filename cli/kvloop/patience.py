@@ -1,6 +1,7 @@
 """Laid on an engine's PYTHONPATH as ``sitecustomize.py``: what waits sleeps, so that several engines share few cores.
 
-Never for timings: on a machine of its own an engine spins because that is faster.
+Never for timings: on a machine of its own an engine spins because that is faster. Stands by itself, since every Python
+process of an engine runs it before anything else is imported.
 """
 
 from __future__ import annotations

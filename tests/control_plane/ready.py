@@ -1,8 +1,8 @@
-"""Engine pods that nobody runs, said to be ready as a kubelet would say it."""
+"""Pods that nobody runs, and what a kubelet would say of them."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from kvloop_operator import names
 from tests.cluster.waiting import wait_until
@@ -57,3 +57,39 @@ def wait_until_ready(kube: Kube, namespace: str, *, prefill: int, decode: int) -
         )
 
     wait_until(all_ready, what="engines ready")
+
+
+def pod_called(kube: Kube, namespace: str, name: str) -> Object:
+    """Wait for a pod; gives it."""
+    found: Object | None = None
+
+    def there() -> bool:
+        nonlocal found
+        found = kube.get("Pod", namespace, name)
+        return found is not None
+
+    wait_until(there, what=f"pod {name}")
+    assert found is not None
+    return found
+
+
+def runs(kube: Kube, pod: Object, container: str, *, ready: bool, since: timedelta = timedelta(0)) -> None:
+    """Say of a pod what a kubelet says whose container runs for so long."""
+    begun = (datetime.now(UTC) - since).strftime("%Y-%m-%dT%H:%M:%SZ")
+    condition = {"status": "True", "lastTransitionTime": begun}
+    running = {"name": container, "image": "", "imageID": "", "restartCount": 0, "ready": ready}
+    status = {
+        "phase": "Running",
+        "conditions": [
+            {"type": "PodScheduled", **condition},
+            {"type": "Ready", **condition, "status": str(ready)},
+        ],
+        "containerStatuses": [{**running, "state": {"running": {"startedAt": begun}}}],
+    }
+    says_of(kube, pod, status)
+
+
+def says_of(kube: Kube, pod: Object, status: Object) -> None:
+    """Write the status of a pod as a kubelet would."""
+    meta = pod["metadata"]
+    kube.patch("Pod", meta["namespace"], meta["name"], {"status": status}, subresource="status")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from tests.cluster.kubectl import Kubectl
 from tests.cluster.waiting import wait_until
 from tests.control_plane.conftest import StartOperator
 from tests.control_plane.newer_operator import NEWER
+from tests.control_plane.ready import pod_called, runs, says_of
 from tests.control_plane.settled import settle
 from tests.harness.kube import Kube, Object
 from tests.harness.operator_process import USER, OperatorProcess
@@ -137,7 +138,7 @@ def applied(
     restricted.apply(resource("unlike", security__profile="privileged", router__podTemplate=overlay))
     full.apply(resource("too-many"))
     assert place.namespace is not None
-    _pod(kube, place.namespace, "stuck-decode-0")
+    pod_called(kube, place.namespace, "stuck-decode-0")
     kube.patch("Pod", place.namespace, "stuck-decode-0", {"metadata": {"finalizers": [HELD]}})
     kube.delete("Pod", place.namespace, "stuck-decode-0")
     return watching
@@ -235,7 +236,7 @@ def test_nothing_is_to_serve(told: Told, kube: Kube, place: Kubectl) -> None:
     suspended.waits_for(Reason.STARTING, "suspended-router-")
     assert place.namespace is not None
     (router,) = kube.list("Pod", place.namespace, selector=f"{names.LABEL_DEPLOYMENT}=suspended")
-    _runs(kube, router, names.ROUTER_CONTAINER, ready=True)
+    runs(kube, router, names.ROUTER_CONTAINER, ready=True)
     suspended.says(ConditionType.READY, "True", Reason.SUSPENDED, "spec.suspend is true", "503")
     suspended.says(ConditionType.PREFILL_READY, "True", Reason.SUSPENDED, "no prefill engines are wanted")
     suspended.says(ConditionType.KV_TRANSFER_VERIFIED, "Unknown", Reason.SUSPENDED, "no pair of engines is wanted")
@@ -254,8 +255,8 @@ def test_an_engine_runs_and_is_not_ready_for_longer_than_it_may(told: Told, kube
     late = told.of("late")
     assert place.namespace is not None
     for role in Role:
-        pod = _pod(kube, place.namespace, f"late-{role.value}-0")
-        _runs(kube, pod, names.ENGINE_CONTAINER, ready=False, since=timedelta(hours=2))
+        pod = pod_called(kube, place.namespace, f"late-{role.value}-0")
+        runs(kube, pod, names.ENGINE_CONTAINER, ready=False, since=timedelta(hours=2))
     late.is_stalled_by(Reason.START_TIMED_OUT, "late-prefill-0", "engine.startupTimeoutSeconds")
 
 
@@ -263,10 +264,10 @@ def test_an_engine_runs_and_is_not_ready_for_longer_than_it_may(told: Told, kube
 def test_a_pod_was_evicted(told: Told, kube: Kube, place: Kubectl) -> None:
     evicted = told.of("evicted")
     assert place.namespace is not None
-    pod = _pod(kube, place.namespace, "evicted-prefill-0")
+    pod = pod_called(kube, place.namespace, "evicted-prefill-0")
     # As a kubelet says it of a model that is larger than its cache may be.
     message = 'Usage of EmptyDir volume "kvloop-cache" exceeds the limit "1Mi". '
-    _says(kube, pod, {"phase": "Failed", "reason": "Evicted", "message": message})
+    says_of(kube, pod, {"phase": "Failed", "reason": "Evicted", "message": message})
     words = "evicted-prefill-0 has failed: Evicted", 'EmptyDir volume "kvloop-cache" exceeds the limit "1Mi"'
     evicted.waits_for(Reason.POD_FAILED, *words, "made anew")
     evicted.says(ConditionType.PREFILL_READY, "False", Reason.POD_FAILED, "0 of 1 prefill engines", *words)
@@ -364,41 +365,6 @@ def _without_a_right(cluster: Cluster, kubectl: Kubectl, helm: Helm, verb: str, 
     )
     assert kubectl.namespace is not None
     return cluster.service_account(kubectl.namespace, "operator")
-
-
-def _pod(kube: Kube, namespace: str, name: str) -> Object:
-    """Wait for a pod; gives it."""
-    found: Object | None = None
-
-    def there() -> bool:
-        nonlocal found
-        found = kube.get("Pod", namespace, name)
-        return found is not None
-
-    wait_until(there, what=f"pod {name}")
-    assert found is not None
-    return found
-
-
-def _runs(kube: Kube, pod: Object, container: str, *, ready: bool, since: timedelta = timedelta(0)) -> None:
-    """Say of a pod what a kubelet says whose container runs for so long."""
-    begun = (datetime.now(UTC) - since).strftime("%Y-%m-%dT%H:%M:%SZ")
-    condition = {"status": "True", "lastTransitionTime": begun}
-    running = {"name": container, "image": "", "imageID": "", "restartCount": 0, "ready": ready}
-    status = {
-        "phase": "Running",
-        "conditions": [
-            {"type": "PodScheduled", **condition},
-            {"type": "Ready", **condition, "status": str(ready)},
-        ],
-        "containerStatuses": [{**running, "state": {"running": {"startedAt": begun}}}],
-    }
-    _says(kube, pod, status)
-
-
-def _says(kube: Kube, pod: Object, status: Object) -> None:
-    meta = pod["metadata"]
-    kube.patch("Pod", meta["namespace"], meta["name"], {"status": status}, subresource="status")
 
 
 def _engines(kube: Kube, namespace: str) -> dict[str, tuple[str, int]]:
