@@ -217,7 +217,8 @@ def test_over_a_whole_life_nothing_is_forbidden_and_every_right_is_used(
 
     user = f"system:serviceaccount:{NAMESPACE}:{release}-operator"
     events = audit.events(lambda event: event.user == user)
-    assert [event for event in events if not event.allowed or event.code in (401, 403)] == []
+    # An admission's 403 is another matter: namespaces of earlier tests are still on their way out.
+    assert [event for event in events if not event.allowed or event.code == 401] == []
     given = {(what, verb) for what, verbs in RIGHTS.items() for verb in verbs}
     assert given - used(events) == HANDED_ON
     role = kube.get("Role", ns, "demo-router")
