@@ -119,8 +119,7 @@ class KvloopScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]  # vLLM
             tokens=exist,
             hashes=request.block_hashes[:whole],
             rest=rest,
-            # Nothing renews a lease here, so that no deadline ever lies behind the first.
-            ends=deadline,
+            ends=deadline + self._start.renewable,
             term=Term(deadline, expiry),
         )
 
