@@ -13,6 +13,7 @@ import queue
 import time
 from argparse import Namespace
 from collections import Counter
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -32,7 +33,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from kvloop_connector.handle import KVHandle
 from kvloop_connector.lease_requests import PLUGIN, RELEASE_PATH, RENEW_PATH, WORKER_EXTENSION
-from tests.engine.vllm_sides import HISTORY, connector, leg, turn
+from tests.engine.vllm_sides import HISTORY, connector, ended, leg
 
 LATE = 500.0
 """Seconds; the retention is over by then, and would not be after a renewal of RENEWED."""
@@ -89,23 +90,28 @@ class Decode:
         # As between the engine's process and the server's.
         return MsgpackDecoder().decode(MsgpackEncoder().encode(answers))
 
-    def turn(self) -> dict[str, Any]:
-        """The handle of a turn, whose blocks the workers retain from here on."""
-        handle = turn(self.connector)
+    def turn(self, **how: Any) -> dict[str, Any]:
+        """The handle of a turn, whose blocks the workers retain from here on; without a place where they do not."""
+        name, retained, handle = ended(self.connector, **how)
         told = self.connector.build_connector_meta(SimpleNamespace())
         told.reqs_to_recv = {}
         for _, group in self.ranks:
             group.connector_worker.start_load_kv(told)
-        return handle
+            # As long as it is retained, and no longer, a worker answers for it.
+            assert (name in group.connector_worker._reqs_to_process) == retained
+        return {"remote_request_id": name} if handle is None else dict(json.loads(json.dumps(handle)))
 
     def given_up(self) -> list[list[str]]:
         """What each rank gives up at the end of a step."""
-        ended: list[list[str]] = []
+        over: list[list[str]] = []
         for _, group in self.ranks:
             done: set[str] = set()
             group.connector_worker._reap_expired_send_leases(done)
-            ended.append(sorted(done))
-        return ended
+            over.append(sorted(done))
+        self.connector.update_connector_output(
+            SimpleNamespace(finished_sending=set(chain(*over)), finished_recving=None)
+        )
+        return over
 
     def post(self, path: str, *handles: dict[str, Any], key: str = "the key", **fields: Any) -> Any:
         body = {"remote_request_ids": [handle["remote_request_id"] for handle in handles], **fields}
@@ -183,6 +189,17 @@ cases["one rank holds it"] = {
     "outcome": torn.post(RENEW_PATH, half, seconds=RENEWED)["handles"][0]["outcome"],
     "moved by": abs(torn.ranks[0][1].connector_worker._reqs_to_send[half["remote_request_id"]] - before),
 }
+
+# 10 blocks a turn; 30 % of 256 are 76.
+capped = Decode(kvloop_retained_share_limit=0.3)
+turns = [capped.turn(first_block=10 * number) for number in range(8)]
+cases["past the cap"] = {
+    "retained": ["remote_block_ids" in handle for handle in turns],
+    "release": capped.post(RELEASE_PATH, turns[7], turns[2]),
+}
+capped.given_up()
+cases["past the cap"]["then"] = "remote_block_ids" in capped.turn(first_block=80)
+cases["past the cap"]["and then"] = "remote_block_ids" in capped.turn(first_block=90)
 
 cases["wrong key"] = decode.post(RELEASE_PATH, kept, key="another")
 cases["unknown field"] = decode.post(RELEASE_PATH, kept, force=True)

@@ -70,6 +70,14 @@ def test_what_one_rank_does_not_hold_stays_as_it_was_on_the_other(cases: Cases) 
     assert torn["moved by"] < 1e-6
 
 
+def test_a_turn_past_the_cap_has_no_handle_until_another_is_released(cases: Cases) -> None:
+    capped = cases["past the cap"]
+
+    assert capped["retained"] == [True] * 7 + [False]
+    assert outcomes(capped["release"]) == ["not_held", "released"]
+    assert (capped["then"], capped["and then"]) == (True, False)
+
+
 def test_the_engines_key_is_asked_for(cases: Cases) -> None:
     assert cases["wrong key"]["status"] == 401
 

@@ -96,8 +96,10 @@ PREFILLS_ANSWER = {
 }
 
 
-def turn(decode: Any, tokens: list[int] = HISTORY, *, groups: int = 1, salt: str | None = None) -> dict[str, Any]:
-    """The handle of a turn that ended with ``tokens``, as it comes out of JSON."""
+def ended(
+    decode: Any, tokens: list[int] = HISTORY, *, groups: int = 1, salt: str | None = None, first_block: int = 0
+) -> tuple[str, bool, dict[str, Any] | None]:
+    """A turn that ended with ``tokens``: its request id, whether its blocks are retained, and what is returned."""
     done = request(f"turn-{next(NUMBERS)}", tokens[:-8], {**PREFILLS_ANSWER, "remote_block_ids": [[1]] * groups}, salt)
     decode.on_new_request(done)
     decode.update_state_after_alloc(done, blocks(1, groups), 1)
@@ -105,9 +107,14 @@ def turn(decode: Any, tokens: list[int] = HISTORY, *, groups: int = 1, salt: str
     done.num_computed_tokens = len(tokens) - 1
     done.status = RequestStatus.FINISHED_LENGTH_CAPPED
     held = -(-done.num_computed_tokens // BLOCK)
-    delay, handle = decode.request_finished_all_groups(
-        done, tuple([list(range(held)), list(range(100, 100 + held))][:groups])
-    )
+    ids = [list(range(first_block + offset, first_block + offset + held)) for offset in (0, 100)]
+    delay, handle = decode.request_finished_all_groups(done, tuple(ids[:groups]))
+    return done.request_id, delay, handle
+
+
+def turn(decode: Any, tokens: list[int] = HISTORY, **how: Any) -> dict[str, Any]:
+    """The handle of a turn that ended with ``tokens``, as it comes out of JSON."""
+    _, delay, handle = ended(decode, tokens, **how)
     assert delay
     return dict(json.loads(json.dumps(handle)))
 

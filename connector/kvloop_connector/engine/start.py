@@ -21,6 +21,10 @@ REVISION = "kvloop_revision"
 LONGEST_LEASE = "kvloop_longest_lease_seconds"
 """Key of ``kv_connector_extra_config``: how long blocks are retained at most, with all renewals. An hour if absent."""
 
+RETAINED_SHARE = "kvloop_retained_share_limit"
+"""Key of ``kv_connector_extra_config``: the share (0 to 1) of a decode engine's KV blocks that may be retained; a turn
+that would pass it has no handle. No limit if absent."""
+
 _LONGEST_LEASE_SECONDS = 3600
 _DECODER_TTL_SECONDS = 480
 """vLLM's own default (``nixl/base_scheduler.py:180``)."""
@@ -34,11 +38,12 @@ HASH_ALGORITHM = "sha256_cbor"
 _ROLES = {"kv_producer": Role.PREFILL, "kv_consumer": Role.DECODE}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """What the connector is told at its start.
 
     renewable: how many seconds all renewals together may add to a deadline.
+    retained_share: of the KV blocks, that may be retained; None for any.
     """
 
     role: Role
@@ -46,6 +51,7 @@ class Start:
     revision: str
     algorithm: str
     renewable: float
+    retained_share: float | None
 
 
 def checked_start(
@@ -83,7 +89,14 @@ def checked_start(
     revision = extra.get(REVISION)
     if not isinstance(revision, str) or not revision:
         raise UnsupportedEngine(f"kv_connector_extra_config.{REVISION} is missing: set it, equal on both roles")
-    return Start(role, seal_key(extra, read_key), revision, algorithm, renewable_seconds(extra))
+    return Start(
+        role=role,
+        key=seal_key(extra, read_key),
+        revision=revision,
+        algorithm=algorithm,
+        renewable=renewable_seconds(extra),
+        retained_share=_retained_share(extra),
+    )
 
 
 def renewable_seconds(extra: Mapping[str, Any]) -> float:
@@ -96,6 +109,15 @@ def renewable_seconds(extra: Mapping[str, Any]) -> float:
             f"decoder_kv_blocks_ttl ({ttl}) or more"
         )
     return float(longest - ttl)
+
+
+def _retained_share(extra: Mapping[str, Any]) -> float | None:
+    share = extra.get(RETAINED_SHARE)
+    if share is None:
+        return None
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise UnsupportedEngine(f"kv_connector_extra_config.{RETAINED_SHARE} is {share}: use a share from 0 to 1")
+    return float(share)
 
 
 def seal_key(extra: Mapping[str, Any], read_key: Callable[[str], bytes]) -> SealKey:
