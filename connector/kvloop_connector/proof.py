@@ -232,12 +232,6 @@ def with_term(params: Mapping[str, Any], sealed: Mapping[str, Any]) -> dict[str,
     return {**params, "remote_blocks_expiry_time": Proof.parse(moved).term.expiry, FIELD: moved}
 
 
-def renewed(key: SealKey, params: Mapping[str, Any], term: Term) -> dict[str, Any]:
-    """The handle in ``params`` with another ``term``; raises InvalidProof where it has no proof."""
-    engine_id, request_id = _whose(params)
-    return with_term(params, sealed_term(key, engine_id=engine_id, request_id=request_id, term=term))
-
-
 def is_sealed(key: SealKey, params: Mapping[str, Any], proof: Proof) -> bool:
     """Whether everything in ``params`` that is sealed is what the issuer wrote, the deadline included."""
     expected = _seal(key, params, proof), _term_seal(key, *_whose(params), proof.term)
