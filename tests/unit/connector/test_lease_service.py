@@ -19,15 +19,15 @@ from tests.unit.connector.proofs import KEY, NOW, OTHER_KEY, TERM, Issuer, judge
 TOKENS = range(18)
 HANDLE = Issuer(tokens=TOKENS).handle()
 STOCK = Issuer(tokens=TOKENS).bare()
-CLOCK = TERM.expiry - 10
-"""The decode engine's clock, ten seconds before the handle's deadline; the wall clock is in step with it."""
 LATENCY = 0.25
+"""Seconds that a call takes to reach the ranks, and the answer to come back."""
 
 
 class Engine:
-    """The ranks of a decode engine that retains the handle; each call takes a while to reach them."""
+    """The ranks of a decode engine, ten seconds before the deadline of the handle that they retain."""
 
     def __init__(self, ranks: Sequence[dict[str, float]]) -> None:
+        self.passed = 0.0
         self.ranks = [(RankLeases(3000.0), deadlines) for deadlines in ranks]
         self.calls: list[str] = []
         self.fault: str | None = None
@@ -40,10 +40,19 @@ class Engine:
         self.calls.append(method)
         if self.fault is not None:
             return [{"fault": self.fault}]
-        return [json.loads(json.dumps(self.answer(*rank, method, arguments))) for rank in self.ranks]
+        self.passed += LATENCY
+        answers = [json.loads(json.dumps(self.answer(*rank, method, arguments))) for rank in self.ranks]
+        self.passed += LATENCY
+        return answers
+
+    def clock(self) -> float:
+        return TERM.expiry - 10 + self.passed
+
+    def wall(self) -> float:
+        return TERM.deadline - 10 + self.passed
 
     def answer(self, leases: RankLeases, held: dict[str, float], method: str, arguments: tuple[Any, ...]) -> Any:
-        now = CLOCK + LATENCY
+        now = self.clock()
         if method == "kvloop_release":
             return leases.release(held, arguments[0], now)
         if method == "kvloop_set_back":
@@ -56,8 +65,7 @@ def engine(*deadlines: dict[str, float]) -> Engine:
 
 
 def service(of: Engine, *, sealed: bool = True) -> LeaseService:
-    wall = TERM.deadline - 10
-    return LeaseService(call=of.call, key=KEY if sealed else None, clock=lambda: CLOCK, wall=lambda: wall)
+    return LeaseService(call=of.call, key=KEY if sealed else None, clock=of.clock, wall=of.wall)
 
 
 def asking(*ids: str, **fields: Any) -> bytes:

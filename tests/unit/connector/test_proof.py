@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from kvloop_connector.errors import InvalidProof
 from kvloop_connector.handle import KVHandle
-from kvloop_connector.proof import FIELD, Proof, SealKey, Term, is_sealed, sealed_fields, with_term
+from kvloop_connector.proof import FIELD, Proof, SealKey, Term, is_sealed, sealed_fields, sealed_term, with_term
 from tests.unit.connector.proofs import ENDS, KEY, NOW, OTHER_KEY, TERM, Issuer, renewed
 
 HANDLE = Issuer(tokens=range(18)).handle()
@@ -176,6 +176,15 @@ def test_the_parts_of_two_handles_do_not_fit_together() -> None:
     assert is_sealed(KEY, other, Proof.parse(other[FIELD]))
     assert not is_sealed(KEY, later, Proof.parse(later[FIELD]))
     assert not is_sealed(KEY, {**other, FIELD: PROOF}, Proof.parse(PROOF))
+
+
+@pytest.mark.parametrize("whose", [{"engine_id": "another"}, {"request_id": "turn-2"}], ids=["engine", "request"])
+def test_a_term_fits_the_handle_of_one_engine_and_request_only(whose: dict[str, str]) -> None:
+    term = sealed_term(KEY, **{"engine_id": "decode", "request_id": "turn-1", **whose}, term=TERM)
+
+    handle = with_term(HANDLE, term)
+
+    assert not is_sealed(KEY, handle, Proof.parse(handle[FIELD]))
 
 
 def test_a_renewal_moves_the_deadline_and_nothing_else() -> None:
