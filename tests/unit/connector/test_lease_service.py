@@ -31,6 +31,7 @@ class Engine:
         self.ranks = [(RankLeases(3000.0), deadlines) for deadlines in ranks]
         self.calls: list[str] = []
         self.fault: str | None = None
+        self.next_step: dict[str, float] = {}
 
     @property
     def deadlines(self) -> list[dict[str, float]]:
@@ -43,6 +44,8 @@ class Engine:
         self.passed += LATENCY
         answers = [json.loads(json.dumps(self.answer(*rank, method, arguments))) for rank in self.ranks]
         self.passed += LATENCY
+        for deadlines in self.deadlines:
+            deadlines.update(self.next_step)
         return answers
 
     def clock(self) -> float:
@@ -93,6 +96,16 @@ async def test_each_handle_has_an_answer_in_the_order_of_the_request() -> None:
             ]
         },
     )
+
+
+async def test_what_the_ranks_are_told_to_retain_only_after_they_are_asked_is_released_too() -> None:
+    decode = engine()
+    decode.next_step = {"turn-2": TERM.expiry}
+
+    answer = await service(decode).release(asking("turn-2"))
+
+    assert entry(answer)["outcome"] == "released"
+    assert [deadlines["turn-1"] for deadlines in decode.deadlines] == [TERM.expiry, TERM.expiry + 0.01]
 
 
 async def test_a_renewed_handle_is_read_past_its_old_deadline() -> None:
