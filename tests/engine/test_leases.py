@@ -23,7 +23,7 @@ from tests.harness.engines import Engine, EngineSpec, Kind, start, wait_until
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200), pytest.mark.xdist_group("engines")]
 
 TTL_SECONDS = 30
-"""Retention without renewal: waited for by one test, and longer than whatever is freed at once takes."""
+"""Retention without renewal: waited for by one test, and longer than what is freed at once takes."""
 
 API_KEY = "the engines' key"
 SHARE = 0.3
@@ -134,41 +134,46 @@ def test_a_release_frees_no_other_blocks(pair: Pair, legs: Legs) -> None:
     legs.issued.clear()
 
 
-def test_a_renewed_handle_outlives_its_first_deadline_and_is_read_right(pair: Pair, legs: Legs) -> None:
-    messages, salt = story("kept for long"), fresh_salt()
+def test_a_renewed_handle_outlives_its_first_deadline_and_is_read_right_with_its_new_one(
+    pair: Pair, legs: Legs
+) -> None:
+    salt = fresh_salt()
     before = pair.decode.metrics()
     control = legs.cold(pair.prefill, pair.decode, story("kept no longer than usual"))
-    first = legs.cold(pair.prefill, pair.decode, messages, cache_salt=salt)
+    first = legs.cold(pair.prefill, pair.decode, story("kept for long"), cache_salt=salt)
+    untold = legs.cold(pair.prefill, pair.decode, story("renewed, but nobody was told"), cache_salt=salt)
 
-    reply = pair.ask(RENEW_PATH, first, seconds=600)
+    reply = pair.ask(RENEW_PATH, first, untold, seconds=600)
 
     assert reply.status == 200, reply.text
-    [entry] = reply.json["handles"]
+    assert [entry["outcome"] for entry in reply.json["handles"]] == ["renewed", "renewed"]
     assert wait_until(
-        lambda: over(first.handle) and (pair.decode.metrics() - before).expired >= 1, seconds=3 * TTL_SECONDS
+        lambda: over(untold.handle) and (pair.decode.metrics() - before).expired >= 1, seconds=3 * TTL_SECONDS
     )
     assert pair.outcomes(RENEW_PATH, control, seconds=600) == ["not_held"]
-    assert pair.decode.metrics().kv_usage > 0
-    history = continued(messages, first)
-    handle = first.handle.renewed(entry)
+    assert legs.issued.pop(control.handle.request_id)
+    renewed = first.handle.renewed(reply.json["handles"][0])
+    reads_right(pair, legs, first, renewed, salt)
+    is_declined(pair, legs, untold, salt)
+
+
+def reads_right(pair: Pair, legs: Legs, first: Answer, handle: KVHandle, salt: str) -> None:
+    history = continued(story("kept for long"), first)
     if not pair.verified:
         handle = trimmed_to(handle, first.retained_ids, tokenize(pair.decode, history))
-    read = pair.prefill.metrics()
+    before = pair.prefill.metrics()
+
     second = legs.turn(pair.prefill, pair.decode, history, handle.params, cache_salt=salt)
-    counted = pair.prefill.metrics() - read
+
+    counted = pair.prefill.metrics() - before
     assert counted.reads == 1
     assert counted.external_hits >= 0.8 * len(first.retained_ids)
     assert second.answer_ids == legs.cold(pair.prefill, pair.decode, history).answer_ids
-    legs.issued.pop(control.handle.request_id)
 
 
-def test_a_handle_that_keeps_its_first_deadline_is_not_read_after_it(pair: Pair, legs: Legs) -> None:
-    """What the answer to a renewal is for."""
-    messages, salt = story("renewed, but nobody was told"), fresh_salt()
-    first = legs.cold(pair.prefill, pair.decode, messages, cache_salt=salt)
-    assert pair.outcomes(RENEW_PATH, first, seconds=600) == ["renewed"]
-    assert wait_until(lambda: over(first.handle), seconds=3 * TTL_SECONDS)
-    history = continued(messages, first)
+def is_declined(pair: Pair, legs: Legs, first: Answer, salt: str) -> None:
+    """A handle that keeps its first deadline is not read after it, although its blocks are there."""
+    history = continued(story("renewed, but nobody was told"), first)
     before = pair.prefill.metrics()
 
     reply = legs.prefill(pair.prefill, history, first.handle.params, cache_salt=salt)
