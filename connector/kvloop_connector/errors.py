@@ -4,6 +4,8 @@ ConnectorError
 ├── InvalidSettings    KV-transfer settings that no engine may be started with
 ├── InvalidHandle      ``kv_transfer_params`` that are not a usable KV handle
 ├── InvalidProof       a KV handle whose proof cannot be read
+├── InvalidRequest     a request to release or renew that is not one
+├── InvalidAnswer      an engine's answer about leases that is not one
 └── UnsupportedEngine  an engine, or a way to run it, with which the connector was not tried
 """
 
@@ -45,6 +47,18 @@ class InvalidProof(ConnectorError):
     def __init__(self, field: str, fault: str) -> None:
         super().__init__(f"{'.'.join(filter(None, ('kv_transfer_params.kvloop', field)))}: {fault}")
         self.field = field
+
+
+class InvalidRequest(ConnectorError):
+    """A request to release or renew leases that is not one. ``field`` is empty where the whole body is at fault."""
+
+    def __init__(self, field: str, fault: str) -> None:
+        super().__init__(f"{field or 'body'}: {fault}")
+        self.field = field
+
+
+class InvalidAnswer(ConnectorError):
+    """What an engine, or one of its workers, says of leases cannot be used; the message says why."""
 
 
 class UnsupportedEngine(ConnectorError):

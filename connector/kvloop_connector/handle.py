@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from kvloop_connector.errors import InvalidHandle
+from kvloop_connector.errors import InvalidHandle, InvalidProof
+from kvloop_connector.proof import FIELD, with_term
 
 COLD_PREFILL_PARAMS: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
 """What a prefill leg carries when nothing is to be pulled."""
@@ -92,6 +93,23 @@ class KVHandle:
     def released(self) -> KVHandle:
         """The handle that, on any prefill leg, pulls nothing and makes the issuer free its blocks at once."""
         return KVHandle({**self.params, "remote_num_tokens": 0})
+
+    def renewed(self, answer: Mapping[str, Any]) -> KVHandle:
+        """The handle with the deadline that its entry in the answer to a renewal (``lease_requests``) gives it.
+
+        Raises InvalidHandle where they do not fit together: the handle then keeps its old deadline.
+        """
+        if "term" in answer:
+            try:
+                return KVHandle(with_term(self.params, answer["term"]))
+            except InvalidProof as error:
+                raise InvalidHandle(FIELD, "no proof whose deadline could move") from error
+        before, seconds = self.params.get("remote_blocks_expiry_time"), answer.get("seconds")
+        if FIELD in self.params:
+            raise InvalidHandle(FIELD, "its deadline is sealed, and the engine gave no sealed one")
+        if not isinstance(before, int | float) or not isinstance(seconds, int | float):
+            raise InvalidHandle("remote_blocks_expiry_time", "missing, or not a number that could move")
+        return KVHandle({**self.params, "remote_blocks_expiry_time": before + seconds})
 
 
 def to_ranges(block_ids: Iterable[int]) -> tuple[tuple[int, int], ...]:

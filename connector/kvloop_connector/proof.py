@@ -157,12 +157,7 @@ class Proof:
             "tail": _base64(self.tail),
             "ends": self.ends,
             "seal": _base64(self.seal),
-            "term": {
-                "deadline": self.term.deadline,
-                "expiry": self.term.expiry,
-                "number": self.term.number,
-                "seal": _base64(self.term_seal),
-            },
+            "term": _serialised(self.term, self.term_seal),
         }
 
 
@@ -212,20 +207,34 @@ def seal(
         seal=b"",
         term_seal=b"",
     )
-    return _with_term(key, params, replace(unsealed, seal=_seal(key, params, unsealed)))
+    proof = replace(
+        unsealed, seal=_seal(key, params, unsealed), term_seal=_term_seal(key, *_whose(params), unsealed.term)
+    )
+    return {**params, "remote_blocks_expiry_time": term.expiry, FIELD: proof.serialise()}
 
 
-def renewed(key: SealKey, params: Mapping[str, Any], term: Term) -> dict[str, Any]:
-    """The handle in ``params`` with another ``term``; raises InvalidProof where it has no proof.
+def sealed_term(key: SealKey, *, engine_id: str, request_id: str, term: Term) -> dict[str, Any]:
+    """``term`` as it stands in the proof of the one handle that this engine issued for this request."""
+    return _serialised(term, _term_seal(key, engine_id, request_id, term))
 
-    The seal over the rest stays as it came: what was changed on the way stays forged.
+
+def with_term(params: Mapping[str, Any], sealed: Mapping[str, Any]) -> dict[str, Any]:
+    """The handle in ``params`` with another term, as ``sealed_term`` gave it.
+
+    Raises InvalidProof where it has no proof or this is no term. No key is needed: a term of another handle, or one
+    that was changed, leaves a handle that is forged. The seal over the rest stays as it came, so that what was changed
+    on the way stays forged too.
     """
-    return _with_term(key, params, replace(Proof.parse(params.get(FIELD)), term=term))
+    proof = params.get(FIELD)
+    if not isinstance(proof, Mapping):
+        raise InvalidProof("", "not an object")
+    moved = {**proof, "term": sealed}
+    return {**params, "remote_blocks_expiry_time": Proof.parse(moved).term.expiry, FIELD: moved}
 
 
 def is_sealed(key: SealKey, params: Mapping[str, Any], proof: Proof) -> bool:
     """Whether everything in ``params`` that is sealed is what the issuer wrote, the deadline included."""
-    expected = _seal(key, params, proof), _term_seal(key, params, proof)
+    expected = _seal(key, params, proof), _term_seal(key, *_whose(params), proof.term)
     whole = compare_digest(expected[0], proof.seal) & compare_digest(expected[1], proof.term_seal)
     return whole and params.get("remote_blocks_expiry_time") == proof.term.expiry
 
@@ -239,9 +248,12 @@ def sealed_fields(params: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _with_term(key: SealKey, params: Mapping[str, Any], proof: Proof) -> dict[str, Any]:
-    sealed = replace(proof, term_seal=_term_seal(key, params, proof))
-    return {**params, "remote_blocks_expiry_time": proof.term.expiry, FIELD: sealed.serialise()}
+def _serialised(term: Term, term_seal: bytes) -> dict[str, Any]:
+    return {"deadline": term.deadline, "expiry": term.expiry, "number": term.number, "seal": _base64(term_seal)}
+
+
+def _whose(params: Mapping[str, Any]) -> tuple[Any, Any]:
+    return params.get("remote_engine_id"), params.get("remote_request_id")
 
 
 def _seal(key: SealKey, params: Mapping[str, Any], proof: Proof) -> bytes:
@@ -249,9 +261,8 @@ def _seal(key: SealKey, params: Mapping[str, Any], proof: Proof) -> bytes:
     return key.digest(_canonical([FORMAT, sealed_fields(params), said]), purpose=b"handle", size=SEAL_BYTES)
 
 
-def _term_seal(key: SealKey, params: Mapping[str, Any], proof: Proof) -> bytes:
-    whose = [params.get("remote_engine_id"), params.get("remote_request_id")]
-    said = [FORMAT, whose, float(proof.term.deadline), float(proof.term.expiry), proof.term.number]
+def _term_seal(key: SealKey, engine_id: Any, request_id: Any, term: Term) -> bytes:
+    said = [FORMAT, [engine_id, request_id], float(term.deadline), float(term.expiry), term.number]
     return key.digest(_canonical(said), purpose=b"term", size=SEAL_BYTES)
 
 

@@ -47,16 +47,19 @@ class Answer:
 
 @dataclass(slots=True)
 class Legs:
-    """Sends legs and keeps account of the handles that decode issued, so that none outlives its test."""
+    """Sends legs and keeps account of the handles that decode issued, so that none outlives its test.
 
+    api_key: what the engines ask for, if they do.
+    """
+
+    api_key: str = ""
     issued: dict[str, tuple[KVHandle, Engine, Engine]] = field(default_factory=dict)
 
     def prefill(self, engine: Engine, messages: Messages, params: Params = COLD_PREFILL_PARAMS, **fields: Any) -> Reply:
         """The prefill leg; a handle in ``params`` counts as spent."""
         self.issued.pop(str(params.get("remote_request_id")), None)
-        return client.post(
-            engine.url + CHAT, chat(messages, **{**fields, "max_tokens": 1, "kv_transfer_params": params})
-        )
+        body = chat(messages, **{**fields, "max_tokens": 1, "kv_transfer_params": params})
+        return client.post(engine.url + CHAT, body, api_key=self.api_key)
 
     def cold(self, prefill: Engine, decode: Engine, messages: Messages, **fields: Any) -> Answer:
         """A turn with nothing to reuse: its prompt is computed on ``prefill``, under a salt of its own unless given."""
@@ -71,7 +74,7 @@ class Legs:
     def decode(self, prefill: Engine, decode: Engine, messages: Messages, params: Params, **fields: Any) -> Answer:
         """The decode leg, with the parameters that ``prefill`` returned."""
         body = chat(messages, return_token_ids=True, kv_transfer_params=params, **fields)
-        reply = client.post(decode.url + CHAT, body)
+        reply = client.post(decode.url + CHAT, body, api_key=self.api_key)
         assert reply.status == 200, reply.text
         return self.account(answer_of([reply.json]), prefill, decode)
 

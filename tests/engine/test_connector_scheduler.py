@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvloop.engine_plugin import make_plugin_directory
-from tests.harness.engines import engine_environment
+from tests.engine.inside import answer_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -22,24 +17,7 @@ NOBODY = {"matched": 0, "waits": False, "contacted": None, "told": None, "local"
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
     """What came of each case of ``scheduler_side.py``."""
-    python = engine_environment() / "bin" / "python"
-    directory = tmp_path_factory.mktemp("connector")
-    key = directory / "key"
-    key.write_bytes(os.urandom(32).hex().encode() + b"\n")
-    # Logs go to the error output, which leaves the standard one to the answer.
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(make_plugin_directory(directory / "plugin")),
-        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    script = Path(__file__).with_name("scheduler_side.py")
-    ran = subprocess.run(
-        [str(python), "-P", str(script), str(key)], capture_output=True, text=True, env=environment, check=False
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    return dict(json.loads(ran.stdout))
+    return answer_of("scheduler_side.py", tmp_path_factory.mktemp("connector"))
 
 
 def reuse(outcome: str, tokens: int = 0) -> dict[str, Any]:

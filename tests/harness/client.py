@@ -31,9 +31,9 @@ def get(url: str) -> Reply:
         return Reply(answer.status, answer.read().decode())
 
 
-def post(url: str, body: Mapping[str, Any] | bytes) -> Reply:
+def post(url: str, body: Mapping[str, Any] | bytes, *, api_key: str = "") -> Reply:
     """The answer to a POST request; ``bytes`` go out as they are."""
-    with _answer("POST", url, body) as answer:
+    with _answer("POST", url, body, api_key) as answer:
         return Reply(answer.status, answer.read().decode())
 
 
@@ -46,12 +46,15 @@ def stream(url: str, body: Mapping[str, Any]) -> Iterator[Iterator[str]]:
 
 
 @contextmanager
-def _answer(method: str, url: str, body: Mapping[str, Any] | bytes | None) -> Iterator[http.client.HTTPResponse]:
+def _answer(
+    method: str, url: str, body: Mapping[str, Any] | bytes | None, api_key: str = ""
+) -> Iterator[http.client.HTTPResponse]:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=CALL_SECONDS)
     encoded = json.dumps(body).encode() if isinstance(body, Mapping) else body
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     try:
-        connection.request(method, parts.path, encoded, {"Content-Type": "application/json"})
+        connection.request(method, parts.path, encoded, headers)
         with connection.getresponse() as answer:
             yield answer
     finally:

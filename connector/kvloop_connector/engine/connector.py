@@ -6,7 +6,8 @@ An engine loads it by ``kv_connector_module_path: kvloop_connector.engine.connec
 
 Only the scheduler's side is ours: a decode engine seals its handles, a prefill engine judges them before anything is
 looked up, let alone read. What is decided is in ``kvloop_connector.proof`` and ``.verdict``. What became of a handle is
-in the prefill leg's answer, as ``kv_transfer_params.kvloop_reuse``, and in the log.
+in the prefill leg's answer, as ``kv_transfer_params.kvloop_reuse``, and in the log. Where a share of KV memory is set
+for what is retained, a turn that would pass it has no handle (``kvloop_connector.retained_cap``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,9 @@ from vllm.version import __version__ as vllm_version
 from kvloop_connector.engine.start import Start, checked_start
 from kvloop_connector.errors import InvalidHandle
 from kvloop_connector.handle import RETAIN_PARAMS, KVHandle
+from kvloop_connector.leases import most_blocks
 from kvloop_connector.proof import HashScheme, Term, seal
+from kvloop_connector.retained_cap import RetainedCap
 from kvloop_connector.settings import Role
 from kvloop_connector.verdict import REUSE_FIELD, Decision, Outcome, Prompt, Reader, SpentHandles, judge, leg_params
 
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 # vLLM configures handlers for its own loggers only.
@@ -50,6 +55,9 @@ class KvloopScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]  # vLLM
         self._spent = SpentHandles()
         # By request id, from when a handle was judged until its request ends.
         self._decisions: dict[str, Decision] = {}
+        self._cap: RetainedCap | None = None
+        if start.role is Role.DECODE and start.retained_share is not None:
+            self._cap = RetainedCap(most_blocks(start.retained_share, kv_cache_config.num_blocks))
 
     def on_new_request(self, request: Request) -> None:
         """Called once for each request, before anything is matched: what it carries becomes what is proven."""
@@ -85,10 +93,26 @@ class KvloopScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]  # vLLM
         if answer is None:
             return delay, answer
         if self._start.role is Role.DECODE:
+            if delay and self._cap is not None and not self._cap.admit(request.request_id, chain(*block_ids)):
+                return self._not_retained(request)
             return delay, self._sealed(request, answer) if delay else answer
         if decision is not None:
             answer[REUSE_FIELD] = {"outcome": decision.outcome.value, "tokens": decision.tokens}
         return delay, answer
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Called with what the workers have done, before the blocks of what they gave up are freed."""
+        super().update_connector_output(connector_output)
+        if self._cap is not None:
+            for request_id in connector_output.finished_sending or ():
+                self._cap.ended(request_id)
+
+    def _not_retained(self, request: Request) -> tuple[bool, None]:
+        # As vLLM does with a request that was aborted: the workers forget it, and its blocks are freed at once.
+        del self._reqs_need_send[request.request_id]
+        self._reqs_not_processed.add(request.request_id)
+        logger.info("Request %s has no KV handle: as much is retained as may be", request.request_id)
+        return False, None
 
     def _judged(self, request: Request, params: Mapping[str, Any]) -> dict[str, Any]:
         reader = self._reader()
@@ -119,8 +143,7 @@ class KvloopScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]  # vLLM
             tokens=exist,
             hashes=request.block_hashes[:whole],
             rest=rest,
-            # Nothing renews a lease here, so that no deadline ever lies behind the first.
-            ends=deadline,
+            ends=deadline + self._start.renewable,
             term=Term(deadline, expiry),
         )
 

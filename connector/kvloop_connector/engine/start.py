@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,17 @@ KEY_FILE = "kvloop_key_file"
 REVISION = "kvloop_revision"
 """Key of ``kv_connector_extra_config``: the engine's KV revision."""
 
+LONGEST_LEASE = "kvloop_longest_lease_seconds"
+"""Key of ``kv_connector_extra_config``: how long blocks are retained at most, with all renewals. An hour if absent."""
+
+RETAINED_SHARE = "kvloop_retained_share_limit"
+"""Key of ``kv_connector_extra_config``: the share (0 to 1) of a decode engine's KV blocks that may be retained; a turn
+that would pass it has no handle. No limit if absent."""
+
+_LONGEST_LEASE_SECONDS = 3600
+_DECODER_TTL_SECONDS = 480
+"""vLLM's own default (``nixl/base_scheduler.py:180``)."""
+
 TRIED_VERSIONS = frozenset({"0.32.0"})
 """vLLM versions on which the tests of the connector ran."""
 
@@ -26,14 +38,20 @@ HASH_ALGORITHM = "sha256_cbor"
 _ROLES = {"kv_producer": Role.PREFILL, "kv_consumer": Role.DECODE}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What the connector is told at its start."""
+    """What the connector is told at its start.
+
+    renewable: how many seconds all renewals together may add to a deadline.
+    retained_share: of the KV blocks, that may be retained; None for any.
+    """
 
     role: Role
     key: SealKey
     revision: str
     algorithm: str
+    renewable: float
+    retained_share: float | None
 
 
 def checked_start(
@@ -71,10 +89,43 @@ def checked_start(
     revision = extra.get(REVISION)
     if not isinstance(revision, str) or not revision:
         raise UnsupportedEngine(f"kv_connector_extra_config.{REVISION} is missing: set it, equal on both roles")
-    return Start(role, _key(extra.get(KEY_FILE), read_key), revision, algorithm)
+    return Start(
+        role=role,
+        key=seal_key(extra, read_key),
+        revision=revision,
+        algorithm=algorithm,
+        renewable=renewable_seconds(extra),
+        retained_share=_retained_share(extra),
+    )
 
 
-def _key(path: object, read_key: Callable[[str], bytes]) -> SealKey:
+def renewable_seconds(extra: Mapping[str, Any]) -> float:
+    """How many seconds all renewals together may add to a decode engine's deadline; raises UnsupportedEngine."""
+    ttl = extra.get("decoder_kv_blocks_ttl", _DECODER_TTL_SECONDS)
+    longest = extra.get(LONGEST_LEASE, max(_LONGEST_LEASE_SECONDS, ttl))
+    if isinstance(longest, bool) or not isinstance(longest, int | float) or not ttl <= longest < math.inf:
+        raise UnsupportedEngine(
+            f"kv_connector_extra_config.{LONGEST_LEASE} is {longest}: use a number of seconds, "
+            f"decoder_kv_blocks_ttl ({ttl}) or more"
+        )
+    return float(longest - ttl)
+
+
+def _retained_share(extra: Mapping[str, Any]) -> float | None:
+    share = extra.get(RETAINED_SHARE)
+    if share is None:
+        return None
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise UnsupportedEngine(f"kv_connector_extra_config.{RETAINED_SHARE} is {share}: use a share from 0 to 1")
+    return float(share)
+
+
+def seal_key(extra: Mapping[str, Any], read_key: Callable[[str], bytes]) -> SealKey:
+    """The secret of the deployment's engines; raises UnsupportedEngine where it cannot be had.
+
+    read_key: gives the content of a file, or raises OSError.
+    """
+    path = extra.get(KEY_FILE)
     if not isinstance(path, str) or not path:
         raise UnsupportedEngine(f"kv_connector_extra_config.{KEY_FILE} is missing: set it, equal content on both roles")
     try:

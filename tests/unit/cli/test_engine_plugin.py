@@ -40,6 +40,22 @@ def test_entry_point_is_found_and_loads_from_this_checkout(tmp_path: Path) -> No
     assert not found["sleeps"]
 
 
+def test_the_paths_for_leases_are_found_under_the_name_that_has_to_be_allowed(tmp_path: Path) -> None:
+    question = """
+import importlib.metadata, json, pkgutil
+from kvloop_connector.lease_requests import PLUGIN, WORKER_EXTENSION
+found = importlib.metadata.entry_points(group="vllm.endpoint_plugins")
+worker = pkgutil.resolve_name(WORKER_EXTENSION)
+print(json.dumps([[entry.name == PLUGIN for entry in found], [name for name in dir(worker) if name[0] != "_"]]))
+"""
+
+    allowed, methods = seen_by_a_process(make_plugin_directory(tmp_path), question)
+
+    assert allowed == [True]
+    # They become methods of vLLM's worker, which may have none of these names.
+    assert methods == ["kvloop_release", "kvloop_renew", "kvloop_set_back"]
+
+
 def test_waiting_sleeps_where_asked_for(tmp_path: Path) -> None:
     assert seen_by_a_process(make_plugin_directory(tmp_path, patient=True))["sleeps"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from kvloop_connector.proof import HashScheme, SealKey, Term, seal
+from kvloop_connector.proof import HashScheme, SealKey, Term, seal, sealed_term, with_term
 from kvloop_connector.verdict import Decision, Prompt, Reader, SpentHandles, judge
 
 KEY = SealKey(b"k" * 32)
@@ -101,6 +101,12 @@ def reader(block_size: int = 4, *, groups: int = 1, **changes: Any) -> Reader:
         divisible=groups == 1,
     )
     return replace(made, **changes)
+
+
+def renewed(key: SealKey, params: dict[str, Any], term: Term) -> dict[str, Any]:
+    """The handle with another term, sealed with ``key`` for it."""
+    engine_id, request_id = params["remote_engine_id"], params["remote_request_id"]
+    return with_term(params, sealed_term(key, engine_id=engine_id, request_id=request_id, term=term))
 
 
 def prompt(tokens: Sequence[int], block_size: int = 4, salt: str = "") -> Prompt:

@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 
 from kvloop_connector.errors import InvalidProof
 from kvloop_connector.handle import KVHandle
-from kvloop_connector.proof import FIELD, Proof, SealKey, Term, is_sealed, renewed, sealed_fields
-from tests.unit.connector.proofs import ENDS, KEY, NOW, OTHER_KEY, TERM, Issuer
+from kvloop_connector.proof import FIELD, Proof, SealKey, Term, is_sealed, sealed_fields, sealed_term, with_term
+from tests.unit.connector.proofs import ENDS, KEY, NOW, OTHER_KEY, TERM, Issuer, renewed
 
 HANDLE = Issuer(tokens=range(18)).handle()
 PROOF = HANDLE[FIELD]
@@ -178,6 +178,15 @@ def test_the_parts_of_two_handles_do_not_fit_together() -> None:
     assert not is_sealed(KEY, {**other, FIELD: PROOF}, Proof.parse(PROOF))
 
 
+@pytest.mark.parametrize("whose", [{"engine_id": "another"}, {"request_id": "turn-2"}], ids=["engine", "request"])
+def test_a_term_fits_the_handle_of_one_engine_and_request_only(whose: dict[str, str]) -> None:
+    term = sealed_term(KEY, **{"engine_id": "decode", "request_id": "turn-1", **whose}, term=TERM)
+
+    handle = with_term(HANDLE, term)
+
+    assert not is_sealed(KEY, handle, Proof.parse(handle[FIELD]))
+
+
 def test_a_renewal_moves_the_deadline_and_nothing_else() -> None:
     term = Term(NOW + 960, 557.5, 1)
 
@@ -195,6 +204,21 @@ def test_a_renewal_cannot_mend_a_handle_that_was_changed() -> None:
     handle = renewed(KEY, {**HANDLE, "remote_host": "10.9.9.9"}, TERM)
 
     assert not is_sealed(KEY, handle, Proof.parse(handle[FIELD]))
+
+
+@pytest.mark.parametrize(
+    ("params", "sealed", "field"),
+    [
+        (Issuer(tokens=range(18)).bare(), PROOF["term"], "kvloop"),
+        (HANDLE, {}, "deadline"),
+        (HANDLE, {**PROOF["term"], "seal": "?"}, "seal"),
+        (HANDLE, None, "term"),
+    ],
+    ids=["no proof", "nothing", "no base64", "none"],
+)
+def test_what_is_no_term_or_has_no_proof_is_refused(params: dict[str, Any], sealed: Any, field: str) -> None:
+    with pytest.raises(InvalidProof, match=field):
+        with_term(params, sealed)
 
 
 def test_a_digest_for_one_purpose_is_none_for_another() -> None:

@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from kvloop_connector.engine.start import KEY_FILE, REVISION, checked_start
+from kvloop_connector.engine.start import (
+    KEY_FILE,
+    LONGEST_LEASE,
+    RETAINED_SHARE,
+    REVISION,
+    checked_start,
+    renewable_seconds,
+)
 from kvloop_connector.errors import UnsupportedEngine
 from kvloop_connector.settings import Role
 
@@ -31,6 +38,7 @@ def test_an_engine_that_was_tried_starts(kv_role: str, role: Role) -> None:
     start = checked_start(**{**GOOD, "kv_role": kv_role}, read_key=read_key)
 
     assert (start.role, start.revision, start.key.secret) == (role, "0123456789", b"k" * 32)
+    assert start.retained_share is None
 
 
 @pytest.mark.parametrize(
@@ -48,6 +56,11 @@ def test_an_engine_that_was_tried_starts(kv_role: str, role: Role) -> None:
         ({"extra": {**EXTRA, REVISION: ""}}, REVISION, "equal on both roles"),
         ({"extra": {**EXTRA, KEY_FILE: None}}, KEY_FILE, "equal content on both roles"),
         ({"extra": {**EXTRA, KEY_FILE: "/none"}}, "/none", "No such file"),
+        ({"extra": {**EXTRA, LONGEST_LEASE: 479}}, LONGEST_LEASE, "(480) or more"),
+        ({"extra": {**EXTRA, LONGEST_LEASE: "1 h"}}, "1 h", "a number of seconds"),
+        ({"extra": {**EXTRA, LONGEST_LEASE: float("inf")}}, LONGEST_LEASE, "a number of seconds"),
+        ({"extra": {**EXTRA, RETAINED_SHARE: 1.5}}, RETAINED_SHARE, "from 0 to 1"),
+        ({"extra": {**EXTRA, RETAINED_SHARE: "30%"}}, "30%", "from 0 to 1"),
         ({"extra": {**EXTRA, KEY_FILE: "/short"}}, "/short", "16 to 64"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -59,3 +72,17 @@ def test_any_other_is_refused_with_the_cause_and_the_remedy(change: dict[str, An
     assert cause in str(raised.value)
     assert remedy in str(raised.value)
     assert b"k" * 15 not in str(raised.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("extra", "seconds"),
+    [
+        ({}, 3600 - 480),
+        ({"decoder_kv_blocks_ttl": 8}, 3592),
+        ({"decoder_kv_blocks_ttl": 7200}, 0),
+        ({"decoder_kv_blocks_ttl": 100, LONGEST_LEASE: 100}, 0),
+        ({"decoder_kv_blocks_ttl": 100, LONGEST_LEASE: 150.5}, 50.5),
+    ],
+)
+def test_renewals_add_as_much_as_is_left_of_the_longest_lease(extra: dict[str, Any], seconds: float) -> None:
+    assert renewable_seconds(extra) == seconds

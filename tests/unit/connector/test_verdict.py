@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvloop_connector.handle import COLD_PREFILL_PARAMS, KVHandle
-from kvloop_connector.proof import FIELD, Term, renewed
+from kvloop_connector.proof import FIELD, Term
 from kvloop_connector.settings import READ_MARGIN_SECONDS
 from kvloop_connector.verdict import Decision, Outcome, Prompt, SpentHandles, judge, leg_params
 from tests.unit.connector.proofs import (
@@ -22,6 +22,7 @@ from tests.unit.connector.proofs import (
     judged,
     prompt,
     reader,
+    renewed,
     scheme,
 )
 from tests.unit.connector.test_digest import common_prefix
