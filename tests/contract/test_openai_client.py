@@ -14,10 +14,12 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.contract.conftest import Pair
+from tests.contract.conftest import SIM, VLLM, Pair
 from tests.contract.legs import ANSWER_TOKENS, holds_nothing
 from tests.harness.engines import SERVED_MODEL, Engines, wait_until
 from tests.integration.router_process import RouterUnderTest, routing
+
+pytestmark = pytest.mark.parametrize("engines", [SIM, VLLM], indirect=True)
 
 QUESTION = " ".join(["The agent reads the ticket, looks at the code and runs the tests."] * 8)
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": ANSWER_TOKENS, "extra_body": {"ignore_eos": True}}
