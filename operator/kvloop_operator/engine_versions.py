@@ -44,6 +44,7 @@ _RUN_HERE = (EngineVersion(0, 32), EngineVersion(0, 33))
 _MULTI_GROUP = EngineVersion(0, 31)
 _PROMPT_TOKEN_IDS = EngineVersion(0, 32)
 _STREAM_HANDLES = EngineVersion(0, 33)
+_KVLOOP_CONNECTOR = (EngineVersion(0, 32),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ class EngineCapabilities:
         it returned garbage with status 200, so that such handles are never used.
     prompt_token_ids: ``kv_transfer_params.prompt_token_ids`` is taken, so that both legs use the very same tokens.
     stream_handles: streamed chat and completion answers carry the handle on the chunk with ``finish_reason``.
+    kvloop_connector: whether KvloopConnector, and the plug-in for streams that comes with it, start on it.
     run_here: whether this minor version was ever run in kvloop's tests, on a CPU.
     """
 
@@ -63,6 +65,7 @@ class EngineCapabilities:
     multi_group_reuse: bool
     prompt_token_ids: bool
     stream_handles: bool
+    kvloop_connector: bool
     run_here: bool
 
 
@@ -89,5 +92,6 @@ def capabilities(version: EngineVersion) -> EngineCapabilities:
         multi_group_reuse=version >= _MULTI_GROUP,
         prompt_token_ids=version >= _PROMPT_TOKEN_IDS,
         stream_handles=version >= _STREAM_HANDLES,
+        kvloop_connector=version in _KVLOOP_CONNECTOR,
         run_here=any((version.major, version.minor) == (known.major, known.minor) for known in _RUN_HERE),
     )

@@ -181,7 +181,9 @@ def _operator_settings(state_dir: Path) -> OperatorSettings:
         discovery="file",
         engines_file=str(engines_path(state_dir)),
         apis=frozenset(),
-        secret_material=SecretMaterial(admin_token=secrets.token_urlsafe(24), digest_key=secrets.token_hex(32)),
+        secret_material=SecretMaterial(
+            admin_token=secrets.token_urlsafe(24), digest_key=secrets.token_hex(32), seal_key=secrets.token_hex(32)
+        ),
     )
 
 

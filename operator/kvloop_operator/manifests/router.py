@@ -82,7 +82,8 @@ def config_map(context: Context) -> Manifest:
 
 
 def secret(context: Context) -> Manifest | None:
-    """The router's Secret; None where somebody else keeps it."""
+    """The resource's Secret; None where somebody else keeps it. The seal key is always in it: engines that are replaced
+    one after the other need it on their way from one connector to the other."""
     material = context.facts.secret_material
     if material is None:
         return None
@@ -91,7 +92,11 @@ def secret(context: Context) -> Manifest | None:
         "kind": "Secret",
         "metadata": _metadata(context),
         "type": "Opaque",
-        "stringData": {names.ADMIN_TOKEN_KEY: material.admin_token, names.DIGEST_KEY_KEY: material.digest_key},
+        "stringData": {
+            names.ADMIN_TOKEN_KEY: material.admin_token,
+            names.DIGEST_KEY_KEY: material.digest_key,
+            names.SEAL_KEY_KEY: material.seal_key,
+        },
     }
 
 
