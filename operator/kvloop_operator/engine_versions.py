@@ -40,11 +40,13 @@ a read after the TTL returns another request's KV with status 200 (vllm PR #4702
 NEWEST_KNOWN = EngineVersion(0, 33)
 """The newest version whose source was read. Later ones are taken to be able to do the same."""
 
+KVLOOP_CONNECTOR = (EngineVersion(0, 32),)
+"""The versions on which KvloopConnector starts; on any other it refuses to."""
+
 _RUN_HERE = (EngineVersion(0, 32), EngineVersion(0, 33))
 _MULTI_GROUP = EngineVersion(0, 31)
 _PROMPT_TOKEN_IDS = EngineVersion(0, 32)
 _STREAM_HANDLES = EngineVersion(0, 33)
-_KVLOOP_CONNECTOR = (EngineVersion(0, 32),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,6 @@ def capabilities(version: EngineVersion) -> EngineCapabilities:
         multi_group_reuse=version >= _MULTI_GROUP,
         prompt_token_ids=version >= _PROMPT_TOKEN_IDS,
         stream_handles=version >= _STREAM_HANDLES,
-        kvloop_connector=version in _KVLOOP_CONNECTOR,
+        kvloop_connector=version in KVLOOP_CONNECTOR,
         run_here=any((version.major, version.minor) == (known.major, known.minor) for known in _RUN_HERE),
     )

@@ -17,6 +17,7 @@ from kvloop_operator.revision import transfer_settings
 _CONNECTOR_VOLUME = "kvloop-connector"
 _SEAL_VOLUME = "kvloop-seal"
 _USER = 65532
+_PLUG_IN = "kvloop_stream_handle"
 
 # An image may have a PYTHONPATH of its own, which a variable of the container would replace.
 _SCRIPT = f'export PYTHONPATH="{names.CONNECTOR_DIRECTORY}${{PYTHONPATH:+:$PYTHONPATH}}"; exec "$0" "$@"'
@@ -25,6 +26,17 @@ _SCRIPT = f'export PYTHONPATH="{names.CONNECTOR_DIRECTORY}${{PYTHONPATH:+:$PYTHO
 def is_kvloops(context: Context) -> bool:
     """Whether the engines run KvloopConnector."""
     return context.spec.kv_transfer.connector is Connector.KVLOOP
+
+
+def streams_carry_handles(context: Context) -> bool:
+    """Whether streamed answers carry the handle: by the engine itself, or by the plug-in that comes with it."""
+    engine = context.facts.engine
+    if engine is None or engine.stream_handles:
+        return engine is not None
+    variables = [*context.spec.engine.env, *context.spec.decode.env]
+    filters = [variable.value or "" for variable in variables if variable.name == "VLLM_PLUGINS"]
+    loaded = not filters or _PLUG_IN in filters[-1].split(",")
+    return is_kvloops(context) and engine.kvloop_connector and loaded
 
 
 def command(context: Context) -> list[str]:

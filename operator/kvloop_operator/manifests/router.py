@@ -11,6 +11,7 @@ import yaml
 
 from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS, Role
 from kvloop_operator import names
+from kvloop_operator.manifests import connector
 from kvloop_operator.manifests.common import Context, Manifest, field_env, metadata, plain
 from kvloop_operator.manifests.overlay import merged
 from kvloop_operator.serving import model_argument, served_name
@@ -52,7 +53,7 @@ def router_config(context: Context) -> dict[str, Any]:
         },
         "engine": {
             "promptTokenIds": engine.prompt_token_ids if engine else False,
-            "streamHandles": engine.stream_handles if engine else False,
+            "streamHandles": connector.streams_carry_handles(context),
             "multiGroupReuse": engine.multi_group_reuse if engine else False,
         },
         "cacheSalt": router.cache_salt,
