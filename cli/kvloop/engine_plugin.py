@@ -6,13 +6,10 @@ starts the engine: a link to the connector package, and the metadata by which vL
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, distribution
 from pathlib import Path
 
-import kvloop_connector
 from kvloop import patience
-
-_DISTRIBUTION = "kvloop-engine-plugin"
+from kvloop_connector.delivery import PACKAGE, write_metadata
 
 
 def make_plugin_directory(target: Path, *, patient: bool = False) -> Path:
@@ -22,27 +19,14 @@ def make_plugin_directory(target: Path, *, patient: bool = False) -> Path:
         goes idle, nor do NIXL's progress threads, and on few cores they starve prefill; timings are worth nothing then.
     """
     target.mkdir(parents=True, exist_ok=True)
-    package = Path(kvloop_connector.__file__).resolve().parent
-    link = target / package.name
-    if not link.is_symlink() or link.resolve() != package:
+    link = target / PACKAGE.name
+    if not link.is_symlink() or link.resolve() != PACKAGE:
         link.unlink(missing_ok=True)
-        link.symlink_to(package)
-    kvloop = distribution("kvloop")
-    metadata = target / f"{_DISTRIBUTION.replace('-', '_')}-{kvloop.version}.dist-info"
-    metadata.mkdir(exist_ok=True)
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_DISTRIBUTION}\nVersion: {kvloop.version}\n")
-    (metadata / "entry_points.txt").write_text(_entry_points(kvloop.entry_points))
+        link.symlink_to(PACKAGE)
+    write_metadata(target)
     site = target / "sitecustomize.py"
     if patient:
         site.write_text(Path(patience.__file__).read_text())
     else:
         site.unlink(missing_ok=True)
     return target
-
-
-def _entry_points(entry_points: tuple[EntryPoint, ...] | list[EntryPoint]) -> str:
-    lines: list[str] = []
-    for group in sorted({entry.group for entry in entry_points if entry.group.startswith("vllm.")}):
-        lines.append(f"[{group}]")
-        lines += [f"{entry.name} = {entry.value}" for entry in entry_points if entry.group == group]
-    return "\n".join(lines) + "\n"

@@ -31,10 +31,34 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
-OWN_EXTRA_KEYS = frozenset({"bidirectional_kv_xfer", "decoder_kv_blocks_ttl", "kv_recompute_threshold", "backends"})
+class Connector(StrEnum):
+    """How KV handles are proven to fit."""
+
+    NIXL = "NixlConnector"
+    KVLOOP = "KvloopConnector"
+
+
+KEY_FILE = "kvloop_key_file"
+"""Key of ``kv_connector_extra_config``, for KvloopConnector: the file that holds the deployment's seal key."""
+
+REVISION = "kvloop_revision"
+"""Key of ``kv_connector_extra_config``, for KvloopConnector: the engine's KV revision."""
+
+OWN_EXTRA_KEYS = frozenset(
+    {"bidirectional_kv_xfer", "decoder_kv_blocks_ttl", "kv_recompute_threshold", "backends", KEY_FILE, REVISION}
+)
 """Keys of ``kv_connector_extra_config`` that kvloop sets itself."""
 
+HASH_ALGORITHM = "sha256_cbor"
+"""The one algorithm of vLLM's that gives equal block hashes for equal content in every process and is collision
+resistant; KvloopConnector compares them between engines."""
+
+VERIFIED_ARGUMENTS = ("--prefix-caching-hash-algo", HASH_ALGORITHM)
+"""What the command line of engines of both roles has for KvloopConnector, beside ``--kv-transfer-config``."""
+
+# vLLM decides several things by this name, so that KvloopConnector's class is found under it too, in its own module.
 _CONNECTOR_NAME = "NixlConnector"
+_CONNECTOR_MODULE = "kvloop_connector.engine.connector"
 _KV_ROLE = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 # A prefill engine that recomputes after a failed read hangs the request for ever; a decode engine that recomputes
 # answers correctly, only later.
@@ -73,8 +97,23 @@ class KVTransferSettings:
             )
 
 
-def transfer_config(settings: KVTransferSettings, role: Role) -> dict[str, Any]:
-    """The value of ``--kv-transfer-config`` for engines of ``role``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What KvloopConnector is told beside the settings; equal on both roles of a deployment.
+
+    key_file: where the engine finds the secret that the deployment's engines share.
+    revision: the engines' KV revision.
+    """
+
+    key_file: str
+    revision: str
+
+
+def transfer_config(
+    settings: KVTransferSettings, role: Role, *, verification: Verification | None = None
+) -> dict[str, Any]:
+    """The value of ``--kv-transfer-config`` for engines of ``role``: with KvloopConnector where ``verification`` is
+    given, and then VERIFIED_ARGUMENTS have to be on the command line too; with NixlConnector where it is not.
 
     Never holds ``engine_id`` (a shared or kept one makes prefill read another process's memory), ``kv_rank`` or
     ``kv_parallel_size`` (refused by vLLM 0.32 and later).
@@ -87,14 +126,20 @@ def transfer_config(settings: KVTransferSettings, role: Role) -> dict[str, Any]:
     if settings.backends:
         extra["backends"] = list(settings.backends)
     extra.update(settings.extra)
+    if verification is not None:
+        extra |= {KEY_FILE: verification.key_file, REVISION: verification.revision}
     return {
         "kv_connector": _CONNECTOR_NAME,
+        **({} if verification is None else {"kv_connector_module_path": _CONNECTOR_MODULE}),
         "kv_role": _KV_ROLE[role],
         "kv_load_failure_policy": _LOAD_FAILURE_POLICY[role],
         "kv_connector_extra_config": extra,
     }
 
 
-def transfer_config_argument(settings: KVTransferSettings, role: Role) -> str:
+def transfer_config_argument(
+    settings: KVTransferSettings, role: Role, *, verification: Verification | None = None
+) -> str:
     """``transfer_config`` as the compact JSON that goes on the command line; equal settings give equal bytes."""
-    return json.dumps(transfer_config(settings, role), separators=(",", ":"), sort_keys=True)
+    config = transfer_config(settings, role, verification=verification)
+    return json.dumps(config, separators=(",", ":"), sort_keys=True)

@@ -6,6 +6,7 @@ A check yields a fault for everything it finds; the operator turns faults into t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from kvloop_connector.settings import Role
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import Accelerator, Connector, DisaggregatedInference, EFAMode
 from kvloop_operator.api.v1alpha1.faults import path_of, shown, value_at
-from kvloop_operator.engine_versions import NEWEST_KNOWN, OLDEST
+from kvloop_operator.engine_versions import KVLOOP_CONNECTOR, NEWEST_KNOWN, OLDEST
 from kvloop_operator.errors import Fault
 from kvloop_operator.facts import (
     EFA_RESOURCE,
@@ -26,14 +27,18 @@ from kvloop_operator.facts import (
     Facts,
     RoleFacts,
 )
-from kvloop_operator.manifests import engine, router
+from kvloop_operator.manifests import connector, engine, router
 from kvloop_operator.manifests.common import Context, plain
 from kvloop_operator.manifests.overlay import own_paths
 
 Check = Callable[[DisaggregatedInference, Facts], Iterator[Fault]]
 
 _OWN_MOUNTS = ("/dev/shm", names.MODELS_DIRECTORY, names.CACHE_DIRECTORY)  # noqa: S108 (in the pod)
+_CONNECTOR_MOUNTS = (names.CONNECTOR_DIRECTORY, names.SEAL_DIRECTORY)
 _CPU_BLOCK_STEP = 32
+_NOT_WITH_KVLOOPS_CONNECTOR = (
+    r"(--(prefix[-_]caching[-_]hash[-_]algo|decode[-_]context[-_]parallel[-_]size)|-dcp)([= ].*)?"
+)
 
 
 def check(resource: DisaggregatedInference, facts: Facts) -> list[Fault]:
@@ -58,7 +63,7 @@ def notes(resource: DisaggregatedInference, facts: Facts) -> list[Note]:
     found: list[Note] = []
     if can is None:
         return found
-    if not can.stream_handles:
+    if not connector.streams_carry_handles(Context(resource, facts, "")):
         text = f"streamed answers of vLLM {can.version} carry no KV handle without kvloop's engine plug-in"
         found.append(Note(field, text))
     if not can.multi_group_reuse:
@@ -90,15 +95,23 @@ def engine_is_new_enough(resource: DisaggregatedInference, facts: Facts) -> Iter
     yield Fault(field, shown(value), fault, f"use an image with vLLM {OLDEST} or later")
 
 
-def connector_is_there(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
-    """Only the stock connector can be rendered so far."""
-    if resource.spec.kv_transfer.connector is Connector.KVLOOP:
-        yield Fault(
-            "spec.kvTransfer.connector",
-            shown(Connector.KVLOOP.value),
-            "not part of this version of kvloop",
-            "use NixlConnector",
-        )
+def connector_starts(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
+    """KvloopConnector ends an engine at its start where it was not tried or has nothing to prove."""
+    spec = resource.spec
+    if spec.kv_transfer.connector is not Connector.KVLOOP:
+        return
+    if facts.engine is not None and not facts.engine.kvloop_connector:
+        tried = " and ".join(str(version) for version in KVLOOP_CONNECTOR)
+        fault = f"KvloopConnector was tried with vLLM {tried} only"
+        value = shown(spec.engine.version or spec.engine.image)
+        yield Fault(_version_field(resource), value, fault, "use such an image, or kvTransfer.connector NixlConnector")
+    if not spec.kv_transfer.bidirectional_kv_xfer:
+        fault = "KvloopConnector has nothing to prove where no KV is read back"
+        yield Fault("spec.kvTransfer.bidirectionalKvXfer", "false", fault, "remove it, or use NixlConnector")
+    for index, argument in enumerate(spec.engine.args):
+        if re.fullmatch(_NOT_WITH_KVLOOPS_CONNECTOR, argument):
+            field, fault = f"spec.engine.args[{index}]", "KvloopConnector sets this itself, or was not tried with it"
+            yield Fault(field, shown(argument), fault, "remove it and its value, or use NixlConnector")
 
 
 def handshake_is_checked(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
@@ -288,13 +301,15 @@ def device_resources_are_kvloops(resource: DisaggregatedInference, facts: Facts)
 
 def volume_mounts_fit(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
     """Every mount has a volume, and none covers kvloop's own."""
+    kvloops = resource.spec.kv_transfer.connector is Connector.KVLOOP
+    own = (*_OWN_MOUNTS, *(_CONNECTOR_MOUNTS if kvloops else ()))
     for role, spec in _roles(resource):
         volumes = {volume.name for volume in spec.volumes}
         for index, mount in enumerate(spec.volume_mounts):
             path = f"spec.{role}.volumeMounts[{index}]"
             if mount.name not in volumes:
                 yield Fault(f"{path}.name", shown(mount.name), "no such volume", f"add it to {role}.volumes")
-            if mount.mount_path.rstrip("/") in _OWN_MOUNTS:
+            if mount.mount_path.rstrip("/") in own:
                 fault, remedy = "kvloop mounts a volume there itself", "choose another directory"
                 yield Fault(f"{path}.mountPath", shown(mount.mount_path), fault, remedy)
 
@@ -335,7 +350,7 @@ def everything_asked_for_is_there(resource: DisaggregatedInference, facts: Facts
 CHECKS: tuple[Check, ...] = (
     engine_version_is_known,
     engine_is_new_enough,
-    connector_is_there,
+    connector_starts,
     handshake_is_checked,
     engine_template_is_known,
     instance_types_are_known,

@@ -1,4 +1,4 @@
-"""The material of a router's Secret: made once, and kept for as long as the Secret is there."""
+"""The material of a resource's Secret: made once, and kept for as long as the Secret is there."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def material_of(secret: Object | None) -> SecretMaterial:
     return SecretMaterial(
         admin_token=_text(data.get(names.ADMIN_TOKEN_KEY)) or secrets.token_hex(_BYTES),
         digest_key=_text(data.get(names.DIGEST_KEY_KEY)) or secrets.token_hex(_BYTES),
+        seal_key=_text(data.get(names.SEAL_KEY_KEY)) or secrets.token_hex(_BYTES),
     )
 
 

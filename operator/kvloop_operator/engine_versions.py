@@ -40,6 +40,9 @@ a read after the TTL returns another request's KV with status 200 (vllm PR #4702
 NEWEST_KNOWN = EngineVersion(0, 33)
 """The newest version whose source was read. Later ones are taken to be able to do the same."""
 
+KVLOOP_CONNECTOR = (EngineVersion(0, 32),)
+"""The versions on which KvloopConnector starts; on any other it refuses to."""
+
 _RUN_HERE = (EngineVersion(0, 32), EngineVersion(0, 33))
 _MULTI_GROUP = EngineVersion(0, 31)
 _PROMPT_TOKEN_IDS = EngineVersion(0, 32)
@@ -55,6 +58,7 @@ class EngineCapabilities:
         it returned garbage with status 200, so that such handles are never used.
     prompt_token_ids: ``kv_transfer_params.prompt_token_ids`` is taken, so that both legs use the very same tokens.
     stream_handles: streamed chat and completion answers carry the handle on the chunk with ``finish_reason``.
+    kvloop_connector: whether KvloopConnector, and the plug-in for streams that comes with it, start on it.
     run_here: whether this minor version was ever run in kvloop's tests, on a CPU.
     """
 
@@ -63,6 +67,7 @@ class EngineCapabilities:
     multi_group_reuse: bool
     prompt_token_ids: bool
     stream_handles: bool
+    kvloop_connector: bool
     run_here: bool
 
 
@@ -89,5 +94,6 @@ def capabilities(version: EngineVersion) -> EngineCapabilities:
         multi_group_reuse=version >= _MULTI_GROUP,
         prompt_token_ids=version >= _PROMPT_TOKEN_IDS,
         stream_handles=version >= _STREAM_HANDLES,
+        kvloop_connector=version in KVLOOP_CONNECTOR,
         run_here=any((version.major, version.minor) == (known.major, known.minor) for known in _RUN_HERE),
     )

@@ -33,14 +33,24 @@ ENGINE_TEMPLATE_VERSIONS = ("1",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretMaterial:
-    """What goes into the router's Secret.
+    """What goes into the resource's Secret.
 
-    admin_token: bearer token of the admin port.
-    digest_key: key of the token digests, as hexadecimal text; the same for all replicas.
+    admin_token: bearer token of the router's admin port.
+    digest_key: key of the router's token digests, as hexadecimal text; the same for all replicas.
+    seal_key: what engines with KvloopConnector seal their handles with; 16 to 64 characters.
     """
 
     admin_token: str = field(repr=False)
     digest_key: str = field(repr=False)
+    seal_key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveConnector:
+    """The image that a role's engines have KvloopConnector from now, and the KV revision of these engines."""
+
+    image: str
+    kv_revision: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +65,7 @@ class OperatorSettings:
     operator_namespace: where the operator polls the routers' admin ports from; None lets every pod through to them.
     kv_heads: number of KV heads by model id, beside what the resource says.
     live_template_version: engine template that the resource's engines run now; None before there are any.
+    live_connectors: what the resource's engines have KvloopConnector from now, of the roles where they have it.
     """
 
     router_image: str = "kvloop/router:v0.1.0"
@@ -66,6 +77,7 @@ class OperatorSettings:
     operator_namespace: str | None = None
     kv_heads: Mapping[str, int] = field(default_factory=dict)
     live_template_version: str | None = None
+    live_connectors: Mapping[Role, LiveConnector] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +120,7 @@ class Facts:
     operator_namespace: str | None
     live_template_version: str | None
     template_version: str
+    live_connectors: Mapping[Role, LiveConnector]
 
     def role(self, role: Role) -> RoleFacts:
         """The facts of one role."""
@@ -142,6 +155,7 @@ def resolve(resource: DisaggregatedInference, settings: OperatorSettings) -> Fac
         operator_namespace=settings.operator_namespace,
         live_template_version=settings.live_template_version,
         template_version=wanted_template or ENGINE_TEMPLATE_VERSIONS[-1],
+        live_connectors=settings.live_connectors,
     )
 
 

@@ -22,6 +22,8 @@ MAXIMUM_NAME_LENGTH = 40
 ROUTER = "router"
 ENGINE_CONTAINER = "engine"
 ROUTER_CONTAINER = "router"
+CONNECTOR_CONTAINER = "kvloop-connector"
+"""The init container that brings KvloopConnector into an engine's pod."""
 
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -44,6 +46,9 @@ ROUTER_CONFIG_KEY = "router.yaml"
 SECRET_DIRECTORY = "/etc/kvloop/secret"  # noqa: S105 (a path)
 ADMIN_TOKEN_KEY = "admin-token"  # noqa: S105 (the name of a key)
 DIGEST_KEY_KEY = "digest-key"
+SEAL_KEY_KEY = "seal-key"
+SEAL_DIRECTORY = "/etc/kvloop/seal"
+CONNECTOR_DIRECTORY = "/opt/kvloop-connector"
 API_KEYS_DIRECTORY = "/etc/kvloop/api-keys"
 ENGINES_DIRECTORY = "/var/run/kvloop"
 ENGINES_FILE = f"{ENGINES_DIRECTORY}/engines.json"

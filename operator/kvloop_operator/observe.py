@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from kvloop_connector.settings import Role
 from kvloop_operator import names
 from kvloop_operator.compare import template_wanted
+from kvloop_operator.facts import LiveConnector
 from kvloop_operator.live import Live, Object, count, entries, part, text
 from kvloop_operator.rollout.facts import Breakage, DrainReport, Fault, Observed, Pod, RoleState, StatefulSet
 
@@ -138,6 +139,16 @@ def statefulset_of(live: Live, wanted: Object) -> StatefulSet | None:
     """The StatefulSet that ``wanted`` asks for, as the planner sees it; None where there is none."""
     found = live.children.get(("StatefulSet", text(wanted, "metadata", "name")))
     return None if found is None else _statefulset(found, wanted)
+
+
+def live_connector(statefulset: Object) -> LiveConnector | None:
+    """What a role's engines have KvloopConnector from; None where they do not have it."""
+    template = part(statefulset, "spec", "template")
+    for container in entries(template, "spec", "initContainers"):
+        if container.get("name") == names.CONNECTOR_CONTAINER:
+            revision = text(template, "metadata", "labels", names.LABEL_KV_REVISION)
+            return LiveConnector(image=text(container, "image"), kv_revision=revision)
+    return None
 
 
 def _statefulset(live: Object, wanted: Object) -> StatefulSet:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -30,11 +30,11 @@ from kvloop_operator.compare import needs_apply
 from kvloop_operator.credentials import material_of
 from kvloop_operator.desired import desired
 from kvloop_operator.errors import Fault, InvalidResource
-from kvloop_operator.facts import Facts, OperatorSettings, resolve
+from kvloop_operator.facts import Facts, LiveConnector, OperatorSettings, resolve
 from kvloop_operator.happenings import event
 from kvloop_operator.live import Live, Object, Refusal, text
 from kvloop_operator.manifests.common import Manifest
-from kvloop_operator.observe import is_ready, is_terminating
+from kvloop_operator.observe import is_ready, is_terminating, live_connector
 from kvloop_operator.pods import (
     STUCK_SECONDS,
     any_pending,
@@ -175,6 +175,7 @@ class _Pass:
             operator_namespace=settings.operator_namespace,
             kv_heads=settings.kv_heads,
             live_template_version=self._live_template_version(),
+            live_connectors=dict(self._live_connectors()),
         )
 
     def _live(self) -> Live:
@@ -193,6 +194,13 @@ class _Pass:
                 found = statefulset["metadata"].get("annotations", {}).get(names.ANNOTATION_TEMPLATE_VERSION)
                 return str(found) if found is not None else None
         return None
+
+    def _live_connectors(self) -> Iterator[tuple[Role, LiveConnector]]:
+        for role in Role:
+            found = self._live().children.get(("StatefulSet", names.engine_name(self.key.name, role)))
+            connector = live_connector(found) if found is not None else None
+            if connector is not None:
+                yield role, connector
 
     async def _secret(self) -> Object | None:
         if not self.memory.secret_read:

@@ -1,7 +1,8 @@
 """Two turns over each new pair of engines, to see with the engines' own counters that KV moves in both directions.
 
-The prompt is random and its second turn has another ``cache_salt``, so that prefill's own cache holds none of it and
-has to pull. It warms the engines' handshake too, which takes seconds where they never met.
+The prompt is random, and prefill's own cache holds none of the second turn's, so that it has to pull: that turn has
+another ``cache_salt``. To KvloopConnector another salt is another history; there decode plays the first turn alone, and
+KV goes both ways in the second. It warms the engines' handshake too, which takes seconds where they never met.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import orjson
 
 from kvloop_connector.digest import DigestKey, retain, reusable_tokens
 from kvloop_connector.errors import InvalidHandle
-from kvloop_connector.handle import KVHandle
+from kvloop_connector.handle import RETAIN_PARAMS, KVHandle
+from kvloop_connector.verdict import Outcome
 from kvloop_router import exposition, headers, legs, relay
 from kvloop_router.config import Config
 from kvloop_router.engines import Engine, Engines, Upstream
@@ -167,8 +169,11 @@ class Canary:
         if longest is not None and len(prompt) + 2 * _ANSWER_TOKENS + _NEW_TOKENS > longest:
             raise CanaryFailed(f"the model takes {longest} tokens, too few for a pull of {threshold}")
 
+        if self._config.kv_transfer.verified_by_engine:
+            await self._second_turn_only(play, prompt)
+            return
         pulled = await self._counted(play.decode)
-        first = await self._turn(play, prompt, handle=None, stream=False)
+        first = await self._turn(play, prompt, handle=None, stream=False, salt=self._salt())
         play.to_decode = await self._grown(play.decode, pulled, "prefill to decode")
         if not self._config.kv_transfer.bidirectional_kv_xfer:
             return
@@ -184,8 +189,35 @@ class Canary:
             following,
             handle=_proven(play, handle, held, following, block_size),
             stream=self._config.engine.stream_handles,
+            salt=self._salt(),
         )
         play.to_prefill = await self._grown(play.prefill, pulled, "decode to prefill")
+        self._end(play, second)
+
+    async def _second_turn_only(self, play: _Play, prompt: Sequence[int]) -> None:
+        """What decode computed alone goes to prefill, and the rest of the next prompt back."""
+        salt = self._salt()
+        name, request = play.decode.spec.name, self._request(prompt, stream=False)
+        leg = legs.decode(request, params=RETAIN_PARAMS, token_ids=None, salt=salt)
+        answer = await self._engines.complete(name, request.api, leg, headers.upstream({}, f"canary-{salt}"))
+        _, first = await relay.whole(answer, name, keep_token_ids=True, finished=_nothing)
+        if first.handle is None:
+            raise CanaryFailed("the decode engine returned no handle: does it run KvloopConnector?")
+        following = [*prompt, *first.token_ids, *await self._tokens(play, _NEW_TOKENS)]
+        from_decode, from_prefill = await self._counted(play.prefill), await self._counted(play.decode)
+        second = await self._turn(
+            play,
+            following,
+            handle=KVHandle.parse(first.handle),
+            stream=self._config.engine.stream_handles,
+            salt=salt,
+        )
+        play.to_prefill = await self._grown(play.prefill, from_decode, "decode to prefill")
+        play.to_decode = await self._grown(play.decode, from_prefill, "prefill to decode")
+        self._end(play, second)
+
+    def _end(self, play: _Play, second: Ended) -> None:
+        """Release what the second turn left. Raises CanaryFailed where a stream left nothing."""
         if self._config.engine.stream_handles:
             play.streams = second.handle is not None
         if second.handle is not None:
@@ -193,18 +225,11 @@ class Canary:
         elif self._config.engine.stream_handles:
             raise CanaryFailed("the streamed answer carried no handle")
 
-    async def _turn(self, play: _Play, token_ids: Sequence[int], *, handle: KVHandle | None, stream: bool) -> Ended:
-        """Both legs of a turn, under a salt of its own."""
-        salt = self._random.randbytes(16).hex()
-        model = self._config.model.served_name
-        body = {
-            "model": model,
-            "prompt": list(token_ids),
-            "max_tokens": _ANSWER_TOKENS,
-            "temperature": 0,
-            "stream": stream,
-        }
-        request = Request(Api.COMPLETIONS, body, model, None, stream)
+    async def _turn(
+        self, play: _Play, token_ids: Sequence[int], *, handle: KVHandle | None, stream: bool, salt: str
+    ) -> Ended:
+        """Both legs of a turn."""
+        request = self._request(token_ids, stream=stream)
         sent = headers.upstream({}, f"canary-{salt}")
         answer = await self._engines.complete(
             play.prefill.spec.name,
@@ -216,6 +241,8 @@ class Canary:
         params = _object(answer.body).get(legs.PARAMS)
         if not isinstance(params, Mapping):
             raise CanaryFailed("the prefill engine returned no kv_transfer_params")
+        if handle is not None and self._config.kv_transfer.verified_by_engine:
+            _refuse_other_than_read(legs.verdict(params))
         leg = legs.decode(request, params=params, token_ids=None, salt=salt)
         if not stream:
             answer = await self._engines.complete(play.decode.spec.name, request.api, leg, sent)
@@ -223,6 +250,20 @@ class Canary:
             return ended
         async with self._engines.stream(play.decode.spec.name, request.api, orjson.dumps(leg), sent) as upstream:
             return await _listen(upstream, self._clock)
+
+    def _request(self, token_ids: Sequence[int], *, stream: bool) -> Request:
+        model = self._config.model.served_name
+        body = {
+            "model": model,
+            "prompt": list(token_ids),
+            "max_tokens": _ANSWER_TOKENS,
+            "temperature": 0,
+            "stream": stream,
+        }
+        return Request(Api.COMPLETIONS, body, model, None, stream)
+
+    def _salt(self) -> str:
+        return self._random.randbytes(16).hex()
 
     async def _counted(self, engine: Engine) -> Moved:
         text = await self._engines.text(engine.spec.name, "/metrics")
@@ -298,6 +339,13 @@ def _proven(play: _Play, handle: KVHandle, held: Sequence[int], following: Seque
         blocks_per_group=[len(group) for group in handle.block_ids],
     )
     return handle if handle.kv_groups > 1 else handle.trimmed(tokens, block_size)
+
+
+def _refuse_other_than_read(verdict: legs.Verdict | None) -> None:
+    if verdict is None:
+        raise CanaryFailed("the prefill engine says nothing of the handle: does it run KvloopConnector?")
+    if verdict.outcome is not Outcome.READ:
+        raise CanaryFailed(f"the prefill engine does not read the decode engine's handle: {verdict.outcome.value}")
 
 
 def _object(body: bytes) -> Mapping[str, Any]:

@@ -81,6 +81,12 @@ class KVTransfer(_Model):
     kv_recompute_threshold: int = Field(default=64, ge=0)
     decoder_kv_blocks_ttl_seconds: int = Field(default=480, ge=MINIMUM_DECODER_TTL_SECONDS)
 
+    @property
+    def verified_by_engine(self) -> bool:
+        """Whether prefill itself proves what it reads, so that nothing has to be proven here, and nothing can: its
+        handles are sealed, and one whose blocks were cut off is refused."""
+        return self.connector == "KvloopConnector"
+
 
 class Engine(_Model):
     """What the engines' vLLM version can do. The version itself is not told: for a new one that can do the same, no

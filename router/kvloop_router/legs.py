@@ -6,9 +6,12 @@ Every body is built anew from the client's; ``kv_transfer_params`` hold what an 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from kvloop_connector.handle import COLD_PREFILL_PARAMS, KVHandle
+from kvloop_connector.verdict import REUSE_FIELD, Outcome
 from kvloop_router.request import Api, Request, prompts
 
 PARAMS = "kv_transfer_params"
@@ -105,15 +108,44 @@ def prefill(
 
 
 def decode(
-    request: Request, *, params: Mapping[str, Any] | None, token_ids: Sequence[int] | None, salt: str | None
+    request: Request,
+    *,
+    params: Mapping[str, Any] | None,
+    token_ids: Sequence[int] | None,
+    salt: str | None,
+    ask_token_ids: bool = True,
 ) -> dict[str, Any]:
-    """The body of a decode leg. ``params``: what the prefill leg returned, sent on as it came; None: plain."""
+    """The body of a decode leg. ``params``: what the prefill leg returned, sent on as it came; None: plain.
+
+    ask_token_ids: have the engine say of which tokens it retains the KV.
+    """
     body = _common(request, salt)
     if params is not None:
         body[PARAMS] = dict(params)
-        body["return_token_ids"] = True
+        if ask_token_ids:
+            body["return_token_ids"] = True
         _set_prompt(request, body, token_ids)
     return body
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a prefill engine with KvloopConnector said of the handle that it was given.
+
+    tokens: how many leading tokens of the prompt it proved to be retained.
+    """
+
+    outcome: Outcome
+    tokens: int
+
+
+def verdict(params: Mapping[str, Any] | None) -> Verdict | None:
+    """The verdict in what a prefill leg returned; None where it holds none that this version knows."""
+    said = (params or {}).get(REUSE_FIELD)
+    if isinstance(said, Mapping) and type(said.get("tokens")) is int:
+        with suppress(ValueError):
+            return Verdict(Outcome(str(said.get("outcome"))), said["tokens"])
+    return None
 
 
 def filler(model: str, handle: KVHandle) -> dict[str, Any]:

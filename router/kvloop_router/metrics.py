@@ -28,6 +28,9 @@ class Metrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of turns, where they are known.", "path")
         self.reused_tokens = self._counter("reused_tokens", "Prompt tokens that were not computed, thanks to a handle.")
         self.handles = self._counter("handles", "What became of KV handles.", "event")
+        self.verdicts = self._counter(
+            "handle_verdicts", "What prefill engines with KvloopConnector said of handles.", "outcome"
+        )
         self.no_handle = self._counter("no_handle", "Turns that left nothing to reuse.", "reason")
         self.retries = self._counter("retries", "Legs that were sent again.", "leg")
         self.disconnects = self._counter("client_disconnects", "Clients that left before their answer's end.", "phase")

@@ -1,21 +1,27 @@
-"""Finding a handle for a turn, proving how far it may be used, and keeping the one that the turn leaves."""
+"""Finding a handle for a turn, proving how far it may be used, and keeping the one that the turn leaves.
+
+With KvloopConnector the prefill engine proves it: here a handle is found by the history alone and goes on untouched.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from kvloop_connector.digest import retain, reusable_tokens
+from kvloop_connector.digest import Retained, retain, reusable_tokens
 from kvloop_connector.errors import InvalidHandle
 from kvloop_connector.handle import KVHandle
+from kvloop_router import legs
 from kvloop_router.config import Config
 from kvloop_router.engines import Engine, Engines
 from kvloop_router.relay import Ended
 from kvloop_router.release import Releases
 from kvloop_router.request import Request
 from kvloop_router.scope import Scope
-from kvloop_router.store import Absence, HandleStore, Kept, Match, Query, packed
+from kvloop_router.store import Absence, Found, HandleStore, Kept, Match, Query, packed
+from kvloop_router.turn_log import TurnReport
 
 _RETAINED_SHARE = 0.5
 
@@ -28,17 +34,21 @@ class Option:
     """A handle that was proven to hold the first ``tokens`` tokens of the new prompt.
 
     grant: the number under which the store granted it; 0 until it is taken.
+    proven: False where the prefill engine proves it; then it may hold as many tokens.
     """
 
     kept: Kept
     tokens: int
     grant: int = 0
+    proven: bool = True
 
     @property
     def handle(self) -> KVHandle:
         """What the prefill leg pulls: no more than was proven. Handles of several KV groups are used whole."""
         handle = self.kept.handle
-        return handle if handle.kv_groups > 1 else handle.trimmed(self.tokens, self.kept.block_size)
+        if not self.proven or handle.kv_groups > 1:
+            return handle
+        return handle.trimmed(self.tokens, self.kept.block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,8 @@ class Reuse:
         engines' rendering of such a request is not known yet.
         """
         found = await self._store.find(query)
+        if self._config.kv_transfer.verified_by_engine and self._config.reuse:
+            return _unproven(found)
         if token_ids is None or not self._config.reuse:
             await self._give_up(found.matches)
             if not self._config.reuse:
@@ -163,14 +175,9 @@ class Reuse:
         deadline = self._clock() - ended.held_up + self._config.handle_ttl_seconds
         prompt = token_ids if token_ids is not None else ended.prompt_token_ids
         await self._notice_restart(decode, handle)
-        reason = self._not_worth_keeping(request, decode, handle, prompt)
-        if not reason and prompt is not None and decode.block_size is not None:
-            retained = retain(
-                scope.token_key(decode.spec.kv_revision),
-                [*prompt, *ended.token_ids],
-                handle.num_tokens,
-                decode.block_size,
-            )
+        reason = self._not_worth_keeping(decode, handle) or self._unprovable(request, decode, handle, prompt)
+        if not reason:
+            retained = self._retained(scope, decode, handle, prompt, ended)
             params, blocks = packed(handle)
             kept = Kept(
                 tenant_scope=scope.ident,
@@ -180,7 +187,7 @@ class Reuse:
                 params=params,
                 blocks=blocks,
                 retained=retained,
-                block_size=decode.block_size,
+                block_size=decode.block_size or 0,
                 trail=query.trail,
                 conversation=query.conversation,
                 deadline=deadline,
@@ -205,11 +212,21 @@ class Reuse:
             await self._store.orphan(decode.spec.process)
         decode.engine_id = engine_id
 
-    def _not_worth_keeping(
-        self, request: Request, decode: Engine, handle: KVHandle, prompt: Sequence[int] | None
-    ) -> str:
+    def _not_worth_keeping(self, decode: Engine, handle: KVHandle) -> str:
         if decode.spec.ending:
             return "engine_ending"
+        threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
+        if handle.num_tokens < threshold:
+            return "below_threshold"
+        most = _retainable(decode)
+        if most is not None and sum(len(group) for group in handle.block_ids) > most:
+            return "over_budget"
+        return ""
+
+    def _unprovable(self, request: Request, decode: Engine, handle: KVHandle, prompt: Sequence[int] | None) -> str:
+        """Why nothing could ever be proven of it here; empty where it can, or where that is the engine's to do."""
+        if self._config.kv_transfer.verified_by_engine:
+            return ""
         if not request.provable:
             return "api"
         if prompt is None:
@@ -218,13 +235,53 @@ class Reuse:
             return "block_size_unknown"
         if handle.kv_groups > 1 and not self._config.engine.multi_group_reuse:
             return "kv_groups"
-        threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
-        if handle.num_tokens < threshold:
-            return "below_threshold"
-        most = _retainable(decode)
-        if most is not None and sum(len(group) for group in handle.block_ids) > most:
-            return "over_budget"
         return ""
+
+    def _retained(
+        self, scope: Scope, decode: Engine, handle: KVHandle, prompt: Sequence[int] | None, ended: Ended
+    ) -> Retained:
+        """What is to be proven of it later."""
+        if self._config.kv_transfer.verified_by_engine or prompt is None or decode.block_size is None:
+            return Retained(digests=b"", tokens=0, exact=b"")
+        key = scope.token_key(decode.spec.kv_revision)
+        return retain(key, [*prompt, *ended.token_ids], handle.num_tokens, decode.block_size)
+
+
+def report_reuse(report: TurnReport, option: Option, params: Mapping[str, Any] | None) -> str:
+    """Enter what a prefill leg had without computing it, within the proven prefix: pulled, or in its own cache.
+
+    params: what the leg returned. Gives the engine's verdict on the handle; "" where it was proven here.
+    """
+    told = ""
+    if option.proven:
+        report.proven_tokens = option.tokens
+    else:
+        verdict = legs.verdict(params)
+        # Without one it runs another connector than this router was told.
+        told = "none" if verdict is None else verdict.outcome.value
+        report.proven_tokens = 0 if verdict is None else verdict.tokens
+        if not report.proven_tokens:
+            report.path, report.reason = "cold", "no_verdict" if verdict is None else told
+            return told
+    cached = (params or {}).get("remote_prefill_cached_tokens")
+    report.reused_tokens = min(cached, report.proven_tokens) if isinstance(cached, int) else report.proven_tokens
+    if report.reused_tokens < report.proven_tokens:
+        # Prefill's own cache had all but fewer than the threshold, so that it pulled nothing.
+        report.path, report.reason = "cold", "below_threshold"
+    else:
+        report.path, report.reason = "warm", ""
+    return told
+
+
+def _unproven(found: Found) -> Options:
+    """The handles whose history fits, for the prefill engine to judge. One that only begins alike may be another
+    conversation's: it is tried where there is no other."""
+    certain = [match for match in found.matches if match.certain]
+    options = [
+        Option(match.kept, int(match.kept.params["remote_num_tokens"]), proven=False)
+        for match in certain or found.matches[:1]
+    ]
+    return Options(tuple(options), "" if options else found.absence)
 
 
 def _retainable(decode: Engine) -> int | None:

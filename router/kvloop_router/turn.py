@@ -6,6 +6,8 @@
       ─▶ prefill leg (pulls from decode what was proven, computes the rest)
       ─▶ decode leg (pulls from prefill) ─▶ relay ─▶ keep the new handle
 
+With KvloopConnector there are no tokens and no proof here: prefill proves what it pulls.
+
 A prefill leg runs to its end even if its client leaves: cancelling it can end the engine, and what it used is used.
 A decode leg is never sent without its prefill leg's own parameters, and each prefill leg has one decode leg.
 """
@@ -38,7 +40,7 @@ from kvloop_router.policy import Pair, choose_one, choose_pair, still_serving
 from kvloop_router.relay import Downstream, Ended
 from kvloop_router.release import Pending, Releases
 from kvloop_router.request import Request
-from kvloop_router.reuse import Option, Options, Reuse
+from kvloop_router.reuse import Option, Options, Reuse, report_reuse
 from kvloop_router.scope import Scope
 from kvloop_router.store import HandleStore, Query
 from kvloop_router.tokens import Tokenizer
@@ -75,6 +77,7 @@ class Prefilled:
 
     params: Mapping[str, Any] | None
     rendered: Sequence[int] | None
+    prompt_tokens: int | None
 
 
 class Turns:
@@ -104,6 +107,7 @@ class Turns:
         self._background = background
         self._clock = clock
         self._random = random
+        self._verified_by_engine = config.kv_transfer.verified_by_engine
         self._reuse = Reuse(config, store, releases, engines, clock)
         self._tokenizer = Tokenizer(config, engines, templates, random)
 
@@ -160,6 +164,8 @@ class Turns:
 
     async def _tokenize(self, turn: Turn) -> str:
         """Learn the prompt's token ids. Gives why nothing can be proven, or "". Raises RequestError, EngineRejected."""
+        if self._verified_by_engine:
+            return ""
         prompt = await self._tokenizer.prompt(turn.request, turn.headers, turn.report)
         turn.tokenized, turn.learning = prompt.token_ids, prompt.rendering_known is None
         if prompt.rendering_known:
@@ -177,7 +183,7 @@ class Turns:
             if pair is None:
                 await self._reuse.discard(option)
             elif (grant := await self._store.take(option.kept.ident)) is not None:
-                turn.report.proven_tokens = option.tokens
+                turn.report.proven_tokens = option.tokens if option.proven else 0
                 return pair, replace(option, grant=grant), ""
             else:
                 reason = "taken"
@@ -235,7 +241,12 @@ class Turns:
             self._run_prefill(turn, pair.prefill, option, may_release=may_release)
         )
         turn.report.prefill_seconds = self._clock() - started
-        self._report_reuse(turn, option, prefilled)
+        if turn.report.prompt_tokens is None:
+            turn.report.prompt_tokens = prefilled.prompt_tokens
+        if option is not None:
+            verdict = report_reuse(turn.report, option, prefilled.params)
+            if verdict:
+                self._metrics.verdicts.labels(verdict).inc()
         if turn.learning and prefilled.rendered is not None and turn.tokenized is not None:
             self._templates.learn(legs.shape(turn.request), turn.tokenized, prefilled.rendered)
             turn.learning = False
@@ -299,19 +310,6 @@ class Turns:
         from_chat = "messages" in turn.request.body
         return turn.token_ids if self._config.engine.prompt_token_ids or not from_chat else None
 
-    def _report_reuse(self, turn: Turn, option: Option | None, prefilled: Prefilled) -> None:
-        """What prefill had without computing it, within the proven prefix: pulled, or in its own cache."""
-        report = turn.report
-        if option is None:
-            return
-        cached = (prefilled.params or {}).get("remote_prefill_cached_tokens")
-        report.reused_tokens = min(cached, option.tokens) if isinstance(cached, int) else option.tokens
-        if report.reused_tokens < option.tokens:
-            # Prefill's own cache had all but fewer than the threshold, so that it pulled nothing.
-            report.path, report.reason = "cold", "below_threshold"
-        else:
-            report.path, report.reason = "warm", ""
-
     async def _decode(self, turn: Turn, name: str, prefilled: Prefilled | None, downstream: Downstream) -> bytes | None:
         """The decode leg, to the answer's end."""
         engine = self._engines.get(name)
@@ -319,7 +317,13 @@ class Turns:
             raise EngineUnreachable(name, "no longer there")
         turn.report.decode, turn.report.phase = name, "decode"
         params = prefilled.params if prefilled is not None else None
-        body = legs.decode(turn.request, params=params, token_ids=self._sent_ids(turn), salt=turn.scope.salt)
+        body = legs.decode(
+            turn.request,
+            params=params,
+            token_ids=self._sent_ids(turn),
+            salt=turn.scope.salt,
+            ask_token_ids=not self._verified_by_engine,
+        )
         started = self._clock()
         outcome = "failed"
 
@@ -400,5 +404,10 @@ def _prefilled(engine: str, body: bytes) -> Prefilled:
     if choices[0].get("finish_reason") == "abort":
         raise EngineFailed(engine, "draining")
     params = answer.get(legs.PARAMS)
-    rendered = answer.get("prompt_token_ids")
-    return Prefilled(params=params if isinstance(params, dict) and params else None, rendered=rendered)
+    usage = answer.get("usage")
+    counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    return Prefilled(
+        params=params if isinstance(params, dict) and params else None,
+        rendered=answer.get("prompt_token_ids"),
+        prompt_tokens=counted if type(counted) is int else None,
+    )

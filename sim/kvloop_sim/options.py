@@ -230,6 +230,9 @@ def _connector(text: str | None, environment: Mapping[str, str], release: tuple[
         raise UsageError(f"--kv-transfer-config: unsupported kv_role: {role}; supported roles are {_ROLES}")
     if name != "NixlConnector":
         raise UsageError(f"--kv-transfer-config: the simulator has no connector {name}, only NixlConnector")
+    module = config.get("kv_connector_module_path")
+    if module is not None:
+        raise UsageError(f"--kv-transfer-config: the simulator has no connector of {module}, only vLLM's NixlConnector")
     extra = config.get("kv_connector_extra_config", {})
     if not isinstance(extra, dict):
         raise UsageError("--kv-transfer-config: kv_connector_extra_config is not an object")

@@ -6,11 +6,12 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from kvloop_connector.handle import COLD_PREFILL_PARAMS, KVHandle
+from kvloop_connector.verdict import REUSE_FIELD
 from tests.harness import client
 from tests.harness.client import Reply
 from tests.harness.engines import SERVED_MODEL, Engine, wait_until
@@ -27,13 +28,17 @@ COMPLETIONS = "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a leg came to, whether it was streamed or not."""
+    """What a leg came to, whether it was streamed or not.
+
+    reuse: what prefill said of the handle that the turn came with; only KvloopConnector says it.
+    """
 
     text: str
     prompt_ids: list[int]
     answer_ids: list[int]
     finish_reason: str
     params: dict[str, Any] | None
+    reuse: Mapping[str, Any] | None = None
 
     @property
     def handle(self) -> KVHandle:
@@ -43,6 +48,14 @@ class Answer:
     def retained_ids(self) -> list[int]:
         """The tokens of prompt and answer."""
         return self.prompt_ids + self.answer_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Reusable:
+    """A handle as it is sent on a prefill leg, and how many tokens may be read from it there, the cache being empty."""
+
+    params: Params
+    tokens: int
 
 
 @dataclass(slots=True)
@@ -76,7 +89,7 @@ class Legs:
         body = chat(messages, return_token_ids=True, kv_transfer_params=params, **fields)
         reply = client.post(decode.url + CHAT, body, api_key=self.api_key)
         assert reply.status == 200, reply.text
-        return self.account(answer_of([reply.json]), prefill, decode)
+        return self.account(replace(answer_of([reply.json]), reuse=params.get(REUSE_FIELD)), prefill, decode)
 
     def account(self, answer: Answer, prefill: Engine, decode: Engine) -> Answer:
         """Remember the answer's handle, if it has one, to be released through ``prefill``."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.conftest import Pair
+from tests.contract.conftest import Pair, failure_of_stock
 from tests.contract.legs import (
     BLOCK,
     CHAT,
@@ -17,7 +17,6 @@ from tests.contract.legs import (
     holds_nothing,
     story,
     tokenize,
-    trimmed_to,
 )
 from tests.harness import client
 from tests.harness.engines import wait_until
@@ -61,52 +60,53 @@ class TestRelease:
 
         assert (pair.other_prefill.metrics() - before).external_hits == 0
         assert second.answer_ids == legs.cold(pair.prefill, pair.decode, history).answer_ids
-        if absent == "remote_block_ids":
+        if absent == "remote_block_ids" or pair.kind.verifies:
             # Nobody told decode.
             legs.account(answer, pair.prefill, pair.decode)
 
 
 class TestSingleUse:
-    def test_spent_handle_is_not_refused(self, pair: Pair, legs: Legs) -> None:
-        """The hazard for which a router takes a handle once: the engine does not know."""
-        messages = story("spent twice")
-        first = legs.cold(pair.prefill, pair.decode, messages)
+    def test_another_engine_does_not_refuse_a_spent_handle(self, pair: Pair, legs: Legs) -> None:
+        """The hazard for which a router takes a handle once: no engine knows what another one did."""
+        messages, salt = story("spent twice"), fresh_salt()
+        first = legs.cold(pair.prefill, pair.decode, messages, cache_salt=salt)
         history = continued(messages, first)
-        handle = trimmed_to(first.handle, first.retained_ids, tokenize(pair.decode, history))
-        legs.turn(pair.prefill, pair.decode, history, handle.params, cache_salt=fresh_salt())
+        handle = pair.reusable(first, tokenize(pair.decode, history))
+        legs.turn(pair.prefill, pair.decode, history, handle.params, cache_salt=salt)
         before = pair.other_prefill.metrics()
 
-        again = legs.prefill(pair.other_prefill, history, handle.params, cache_salt=fresh_salt())
+        again = legs.prefill(pair.other_prefill, history, handle.params, cache_salt=salt)
 
         assert again.status == 200
         counted = pair.other_prefill.metrics() - before
         assert counted.reads == 1
-        assert counted.external_hits == handle.num_tokens
+        assert counted.external_hits == handle.tokens
         legs.decode(pair.other_prefill, pair.decode, history, again.json["kv_transfer_params"])
 
     def test_spent_handle_reads_other_text_once_the_blocks_are_used_again(self, pair: Pair, legs: Legs) -> None:
-        messages = story("spent and overwritten")
-        first = legs.cold(pair.prefill, pair.decode, messages)
+        messages, salt = story("spent and overwritten"), fresh_salt()
+        first = legs.cold(pair.prefill, pair.decode, messages, cache_salt=salt)
         history = continued(messages, first)
         right = legs.cold(pair.prefill, pair.decode, history).answer_ids
-        handle = trimmed_to(first.handle, first.retained_ids, tokenize(pair.decode, history))
-        legs.release(pair.prefill, handle)
+        handle = pair.reusable(first, tokenize(pair.decode, history))
+        legs.release(pair.prefill, first.handle)
         overwrite_decode(pair, legs)
         before = pair.decode.metrics()
 
-        wrong = legs.turn(pair.other_prefill, pair.decode, history, handle.params, cache_salt=fresh_salt())
+        wrong = legs.turn(pair.other_prefill, pair.decode, history, handle.params, cache_salt=salt)
 
         assert wrong.answer_ids[:4] != right[:4]
         assert wait_until(lambda: (pair.decode.metrics() - before).notifications_after_expiry >= 1)
 
 
 class TestExpiry:
+    @failure_of_stock
     def test_expired_handle_is_declined_and_the_cold_retry_is_right(self, pair: Pair, legs: Legs) -> None:
         messages = story("too late")
         before = pair.forgetful_decode.metrics()
         first = legs.cold(pair.prefill, pair.forgetful_decode, messages)
         history = continued(messages, first)
-        handle = trimmed_to(first.handle, first.retained_ids, tokenize(pair.prefill, history))
+        handle = pair.reusable(first, tokenize(pair.prefill, history))
         assert wait_until(lambda: (pair.forgetful_decode.metrics() - before).expired >= 1, seconds=60)
         assert wait_until(lambda: holds_nothing(pair.forgetful_decode))
 
@@ -128,6 +128,7 @@ class TestExpiry:
 
 
 class TestUnreachableIssuer:
+    @failure_of_stock
     @pytest.mark.parametrize(
         "changed", [{"remote_engine_id": "somebody-else"}, {"remote_port": 5999}], ids=["engine id", "port"]
     )
@@ -137,7 +138,7 @@ class TestUnreachableIssuer:
         messages = story("an issuer that is not there")
         first = legs.cold(pair.prefill, pair.decode, messages)
         history = continued(messages, first)
-        handle = trimmed_to(first.handle, first.retained_ids, tokenize(pair.decode, history))
+        handle = pair.reusable(first, tokenize(pair.decode, history))
 
         # An engine id that was never seen makes prefill shake hands anew.
         failed = client.post(
@@ -164,17 +165,17 @@ class TestRejected:
     def test_request_refused_before_it_is_scheduled_leaves_the_handle_usable(
         self, pair: Pair, legs: Legs, fields: dict[str, Any], status: int
     ) -> None:
-        messages = story("refused at the door")
-        first = legs.cold(pair.prefill, pair.decode, messages)
+        messages, salt = story("refused at the door"), fresh_salt()
+        first = legs.cold(pair.prefill, pair.decode, messages, cache_salt=salt)
         history = continued(messages, first)
-        handle = trimmed_to(first.handle, first.retained_ids, tokenize(pair.decode, history))
+        handle = pair.reusable(first, tokenize(pair.decode, history))
 
         refused = legs.prefill(pair.other_prefill, history, handle.params, **fields)
 
         assert refused.status == status
         before = pair.other_prefill.metrics()
-        second = legs.turn(pair.other_prefill, pair.decode, history, handle.params, cache_salt=fresh_salt())
-        assert (pair.other_prefill.metrics() - before).external_hits == handle.num_tokens
+        second = legs.turn(pair.other_prefill, pair.decode, history, handle.params, cache_salt=salt)
+        assert (pair.other_prefill.metrics() - before).external_hits == handle.tokens
         assert second.answer_ids == legs.cold(pair.prefill, pair.decode, history).answer_ids
 
     def test_decode_leg_refused_leaves_prefills_blocks_to_their_lease(self, pair: Pair, legs: Legs) -> None:

@@ -24,7 +24,6 @@ from tests.contract.legs import (
     story,
     streamed,
     tokenize,
-    trimmed_to,
 )
 from tests.harness import client
 from tests.harness.engines import wait_until
@@ -156,12 +155,12 @@ class TestStreams:
         with streamed(pair.decode, CHAT, body) as chunks:
             first = legs.account(answer_of(list(chunks)), pair.prefill, pair.decode)
         history = continued(messages, first)
-        handle = trimmed_to(first.handle, first.retained_ids, tokenize(pair.decode, history))
+        handle = pair.reusable(first, tokenize(pair.decode, history))
         before = pair.other_prefill.metrics()
 
         second = legs.turn(pair.other_prefill, pair.decode, history, handle.params, cache_salt=salt)
 
-        assert (pair.other_prefill.metrics() - before).external_hits == handle.num_tokens
+        assert (pair.other_prefill.metrics() - before).external_hits == handle.tokens
         assert second.answer_ids == legs.cold(pair.prefill, pair.decode, history).answer_ids
 
     def test_client_that_leaves_leaves_nothing_behind(self, pair: Pair, legs: Legs) -> None:
@@ -184,7 +183,7 @@ class TestSecondTurn:
         history = continued(messages, first)
         prompt = tokenize(pair.decode, history)
         assert common_prefix(prompt, first.retained_ids) == len(first.retained_ids), "the template is append-only"
-        handle = trimmed_to(first.handle, first.retained_ids, prompt)
+        handle = pair.reusable(first, prompt)
         before = pair.other_prefill.metrics()
 
         second = legs.turn(pair.other_prefill, pair.decode, history, handle.params, cache_salt=salt)
@@ -193,33 +192,33 @@ class TestSecondTurn:
         assert counted.reads == 1
         assert counted.bytes_read > 0
         assert counted.local_hits == 0
-        assert counted.external_hits == handle.num_tokens
-        assert counted.computed == len(prompt) - handle.num_tokens
+        assert counted.external_hits == handle.tokens
+        assert counted.computed == len(prompt) - handle.tokens
         assert second.answer_ids == legs.cold(pair.prefill, pair.decode, history).answer_ids
 
     def test_same_prefill_looks_in_its_own_cache_first(self, pair: Pair, legs: Legs) -> None:
         messages, salt = story("a second turn at home"), fresh_salt()
         first = legs.cold(pair.prefill, pair.decode, messages, cache_salt=salt, max_tokens=4 * BLOCK)
         history = continued(messages, first)
-        handle = trimmed_to(first.handle, first.retained_ids, tokenize(pair.decode, history))
+        handle = pair.reusable(first, tokenize(pair.decode, history))
         before = pair.prefill.metrics()
 
         second = legs.turn(pair.prefill, pair.decode, history, handle.params, cache_salt=salt)
 
         counted = pair.prefill.metrics() - before
         assert counted.local_hits == len(first.prompt_ids) // BLOCK * BLOCK
-        assert counted.external_hits == handle.num_tokens - counted.local_hits
+        assert counted.external_hits == handle.tokens - counted.local_hits
         assert counted.reads == 1
         assert second.answer_ids == legs.cold(pair.other_prefill, pair.decode, history).answer_ids
 
     def test_reading_frees_the_retained_blocks(self, pair: Pair, legs: Legs) -> None:
-        messages = story("reading frees")
-        first = legs.cold(pair.prefill, pair.decode, messages)
+        messages, salt = story("reading frees"), fresh_salt()
+        first = legs.cold(pair.prefill, pair.decode, messages, cache_salt=salt)
         assert not holds_nothing(pair.decode)
         history = continued(messages, first)
-        handle = trimmed_to(first.handle, first.retained_ids, tokenize(pair.decode, history))
+        handle = pair.reusable(first, tokenize(pair.decode, history))
 
-        legs.prefill(pair.other_prefill, history, handle.params, cache_salt=fresh_salt())
+        legs.prefill(pair.other_prefill, history, handle.params, cache_salt=salt)
 
         assert wait_until(lambda: holds_nothing(pair.decode))
 
@@ -228,7 +227,7 @@ class TestSecondTurn:
         answer = legs.cold(pair.prefill, pair.decode, messages, cache_salt=salt)
         for number in range(3):
             messages = continued(messages, answer, f"And then, {number}?")
-            handle = trimmed_to(answer.handle, answer.retained_ids, tokenize(pair.decode, messages))
+            handle = pair.reusable(answer, tokenize(pair.decode, messages))
             prefill = (pair.other_prefill, pair.prefill)[number % 2]
             answer = legs.turn(prefill, pair.decode, messages, handle.params, cache_salt=salt)
             assert answer.answer_ids == legs.cold(pair.prefill, pair.decode, messages).answer_ids
@@ -237,30 +236,27 @@ class TestSecondTurn:
 class TestThreshold:
     """The default threshold is 64 tokens; compared are the tokens that the prefill engine misses."""
 
-    def test_one_token_below_it_prefill_computes_and_decode_frees(self, pair: Pair, legs: Legs) -> None:
-        assert self.pulled(pair, legs, tokens=63) == 0
-
-    def test_at_it_prefill_pulls(self, pair: Pair, legs: Legs) -> None:
-        assert self.pulled(pair, legs, tokens=64) == 64
-
-    def pulled(self, pair: Pair, legs: Legs, *, tokens: int) -> float:
-        messages = story("the threshold")
-        first = legs.cold(pair.prefill, pair.decode, messages)
+    @pytest.mark.parametrize(("tokens", "pulled"), [(63, 0), (64, 64), (96, 96)], ids=["below", "at", "above"])
+    def test_fewer_tokens_are_computed_and_no_fewer_are_pulled(
+        self, pair: Pair, legs: Legs, tokens: int, pulled: int
+    ) -> None:
+        messages, salt = story("the threshold"), fresh_salt()
+        first = legs.cold(pair.prefill, pair.decode, messages, cache_salt=salt)
         history = continued(messages, first)
-        params = {
-            **first.handle.params,
-            "remote_num_tokens": tokens,
-            "remote_block_ids": [list(first.handle.block_ids[0][:2])],
-        }
+        params = {**first.handle.params, "remote_num_tokens": tokens}
+        if not pair.kind.verifies:
+            params["remote_block_ids"] = [list(first.handle.block_ids[0][: -(-tokens // BLOCK)])]
         before = pair.other_prefill.metrics()
 
-        second = legs.turn(pair.other_prefill, pair.decode, history, params, cache_salt=fresh_salt())
+        second = legs.turn(pair.other_prefill, pair.decode, history, params, cache_salt=salt)
 
         counted = pair.other_prefill.metrics() - before
-        assert counted.computed == len(second.prompt_ids) - counted.external_hits
+        assert counted.external_hits == pulled
+        assert counted.computed == len(second.prompt_ids) - pulled
         assert second.answer_ids == legs.cold(pair.prefill, pair.decode, history).answer_ids
+        # Decode was told, also where nothing was pulled.
         legs.settle()
-        return counted.external_hits
+        assert holds_nothing(pair.decode)
 
 
 def request_for(path: str, topic: str, **fields: Any) -> dict[str, Any]:

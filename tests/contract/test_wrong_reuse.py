@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contract.conftest import Pair
+from tests.contract.conftest import Pair, failure_of_stock
 from tests.contract.legs import (
     BLOCK,
     Answer,
@@ -23,6 +23,8 @@ from tests.contract.legs import (
     tokenize,
     trimmed_to,
 )
+
+pytestmark = failure_of_stock
 
 History = Callable[[Messages, Answer], Messages]
 

@@ -15,7 +15,7 @@ from tests.harness.kube import Kube
 from tests.integration.router_process import until
 
 NAME = "demo"
-SECRETS = SecretMaterial(admin_token="t" * 32, digest_key="ab" * 32)
+SECRETS = SecretMaterial(admin_token="t" * 32, digest_key="ab" * 32, seal_key="cd" * 32)
 
 
 class Place:

@@ -5,19 +5,43 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from kvloop_connector.settings import Connector
 from tests.harness.engines import engine_environment
 from tests.harness.fixtures import REAL_ENGINES
 from tests.integration.test_demo import kvloop
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
+
 pytestmark = [*REAL_ENGINES]
 
 
-def test_the_demonstration_reuses_what_each_turn_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("connector", Connector)
+def test_the_demonstration_reuses_what_each_turn_left(tmp_path: Path, connector: Connector) -> None:
     environment = str(engine_environment())
     json_file = tmp_path / "demo.json"
+    resource = tmp_path / "resource.yaml"
+    # An operator accepts kvloop's connector on the engine version of these engines only.
+    text = EXAMPLE.read_text().replace("v0.33.0", "v0.32.0")
+    resource.write_text(text.replace("  kvTransfer:\n", f"  kvTransfer:\n    connector: {connector.value}\n"))
 
     done = kvloop(
-        *("demo", "--engine", "vllm", "--turns", "3", "--repeat", "1", "--answer-tokens", "8", "--json", json_file),
+        *(
+            "demo",
+            "--file",
+            resource,
+            "--engine",
+            "vllm",
+            "--turns",
+            "3",
+            "--repeat",
+            "1",
+            "--answer-tokens",
+            "8",
+            "--json",
+            json_file,
+        ),
         KVLOOP_ENGINE_ENVIRONMENT=environment,
     )
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from kvloop_connector.settings import Connector
 from tests.contract.legs import ANSWER_TOKENS, BLOCK, SAMPLING, Legs, Messages, fresh_salt, holds_nothing, tokenize
-from tests.harness.engines import Engine, Engines, wait_until
+from tests.harness.engines import Engine, Engines, Kind, wait_until
 from tests.harness.fixtures import REAL_ENGINES
 from tests.harness.metrics import EngineMetrics
 from tests.integration.router_process import Got, RouterUnderTest, chat_body, routing, until
@@ -22,6 +23,14 @@ pytestmark = [*REAL_ENGINES]
 VLLM_0_32 = {"promptTokenIds": True, "streamHandles": True, "multiGroupReuse": True}
 WORK = " ".join(["The agent reads the ticket, looks at the code and runs the tests."] * 12)
 MORE = " ".join(["Now look at the second file and say what it does."] * 3)
+
+
+@pytest.fixture(params=[Kind.VLLM, Kind.VLLM_KVLOOP])
+def engines(request: pytest.FixtureRequest) -> Engines:
+    """The shared engines of both connectors."""
+    found = request.getfixturevalue(f"{request.param.replace('-', '_')}_engines")
+    assert isinstance(found, Engines)
+    return found
 
 
 @dataclass(slots=True)
@@ -92,13 +101,19 @@ async def conversing(
     async with routing(
         directory,
         entries(engines, *prefills, decode),
-        **{"engine": VLLM_0_32, "kvTransfer": {"kvRecomputeThreshold": 64}, **changes},
+        **{"engine": VLLM_0_32, "kvTransfer": transfer(engines), **changes},
     ) as router:
         conversation = Conversation(router, engines, prefills, decode, f"conversation-{fresh_salt()}", [])
         yield conversation
         async with router.session.delete(f"{router.url}/kvloop/v1/conversations/{conversation.name}") as ended:
             assert ended.status == 200
         assert await asyncio.to_thread(wait_until, lambda: holds_nothing(decode))
+
+
+def transfer(engines: Engines) -> dict[str, Any]:
+    """What the router is told of the engines' settings."""
+    connector = Connector.KVLOOP if engines.kind.verifies else Connector.NIXL
+    return {"connector": connector.value, "kvRecomputeThreshold": 64}
 
 
 def entries(engines: Engines, *wanted: Engine) -> list[dict[str, str]]:
@@ -108,9 +123,9 @@ def entries(engines: Engines, *wanted: Engine) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_each_turn_claims_what_the_engines_counted_and_answers_as_a_cold_one(
-    vllm_engines: Engines, tmp_path: Path, stream: bool
+    engines: Engines, tmp_path: Path, stream: bool
 ) -> None:
-    async with conversing(tmp_path, vllm_engines, prefills=vllm_engines.prefill, decode=vllm_engines.decode[0]) as talk:
+    async with conversing(tmp_path, engines, prefills=engines.prefill, decode=engines.decode[0]) as talk:
         retained = 0
         for number, user in enumerate([talk.prompt, MORE, MORE, "And the last?"]):
             got, counted = await talk.turn(user, stream=stream)
@@ -125,10 +140,10 @@ async def test_each_turn_claims_what_the_engines_counted_and_answers_as_a_cold_o
             retained = await talk.prompt_tokens() + ANSWER_TOKENS
 
 
-async def test_other_prefill_engine_pulls_all_that_is_claimed(vllm_engines: Engines, tmp_path: Path) -> None:
-    decode = vllm_engines.decode[0]
-    first, second = vllm_engines.prefill
-    async with conversing(tmp_path, vllm_engines, prefills=[first], decode=decode) as talk:
+async def test_other_prefill_engine_pulls_all_that_is_claimed(engines: Engines, tmp_path: Path) -> None:
+    decode = engines.decode[0]
+    first, second = engines.prefill
+    async with conversing(tmp_path, engines, prefills=[first], decode=decode) as talk:
         await talk.turn(talk.prompt)
         await talk.move_to(second)
 
@@ -141,12 +156,8 @@ async def test_other_prefill_engine_pulls_all_that_is_claimed(vllm_engines: Engi
         assert got.content == await talk.cold_text()
 
 
-async def test_edited_history_reuses_what_is_common_and_is_answered_right(
-    vllm_engines: Engines, tmp_path: Path
-) -> None:
-    async with conversing(
-        tmp_path, vllm_engines, prefills=[vllm_engines.prefill[0]], decode=vllm_engines.decode[0]
-    ) as talk:
+async def test_edited_history_reuses_what_is_common_and_is_answered_right(engines: Engines, tmp_path: Path) -> None:
+    async with conversing(tmp_path, engines, prefills=[engines.prefill[0]], decode=engines.decode[0]) as talk:
         await talk.turn(talk.prompt)
         whole, _ = await talk.turn(MORE)
         assert whole.path == "warm"
@@ -162,10 +173,8 @@ async def test_edited_history_reuses_what_is_common_and_is_answered_right(
         assert got.content == await talk.cold_text()
 
 
-async def test_handle_past_its_time_is_not_used(vllm_engines: Engines, tmp_path: Path) -> None:
-    async with conversing(
-        tmp_path, vllm_engines, prefills=[vllm_engines.prefill[0]], decode=vllm_engines.decode[1]
-    ) as talk:
+async def test_handle_past_its_time_is_not_used(engines: Engines, tmp_path: Path) -> None:
+    async with conversing(tmp_path, engines, prefills=[engines.prefill[0]], decode=engines.decode[1]) as talk:
         await talk.turn(talk.prompt)
         talk.router.clock.ahead = 451.0
 
@@ -176,10 +185,10 @@ async def test_handle_past_its_time_is_not_used(vllm_engines: Engines, tmp_path:
         assert got.content == await talk.cold_text()
 
 
-async def test_read_that_the_engine_declines_is_made_good_by_a_cold_leg(vllm_engines: Engines, tmp_path: Path) -> None:
-    forgetful = vllm_engines.decode[1]
-    first, second = vllm_engines.prefill
-    async with conversing(tmp_path, vllm_engines, prefills=[first], decode=forgetful) as talk:
+async def test_read_that_the_engine_declines_is_made_good_by_a_cold_leg(engines: Engines, tmp_path: Path) -> None:
+    forgetful = engines.decode[1]
+    first, second = engines.prefill
+    async with conversing(tmp_path, engines, prefills=[first], decode=forgetful) as talk:
         await talk.turn(talk.prompt)
         # The router believes in 450 s; this engine forgets after 8.
         assert await asyncio.to_thread(wait_until, lambda: holds_nothing(forgetful), seconds=60)
@@ -189,18 +198,22 @@ async def test_read_that_the_engine_declines_is_made_good_by_a_cold_leg(vllm_eng
 
         assert got.path == "cold"
         assert got.reused == 0
-        assert counted.expired == 1
+        if engines.kind.verifies:
+            # It is refused before anything is read, and its leg is the cold one.
+            assert (got.reason, counted.expired) == ("expired", 0)
+        else:
+            assert counted.expired == 1
         assert counted.computed >= await talk.prompt_tokens()
         assert got.content == await talk.cold_text()
 
 
-async def test_canary_sees_kv_move_both_ways_between_each_pair(vllm_engines: Engines, tmp_path: Path) -> None:
-    decode = vllm_engines.decode[0]
+async def test_canary_sees_kv_move_both_ways_between_each_pair(engines: Engines, tmp_path: Path) -> None:
+    decode = engines.decode[0]
     async with routing(
         tmp_path,
-        entries(vllm_engines, *vllm_engines.prefill, decode),
+        entries(engines, *engines.prefill, decode),
         engine=VLLM_0_32,
-        kvTransfer={"kvRecomputeThreshold": 64},
+        kvTransfer=transfer(engines),
         canary={"enabled": True},
     ) as router:
         assert router.router is not None

@@ -1,4 +1,4 @@
-"""Starts prefill and decode engines, simulated or real, as processes. What a test sees is the same for both kinds.
+"""Starts prefill and decode engines, simulated or real, as processes. What a test sees is the same for all kinds.
 
 ::
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ import pytest
 from kvloop import cpu_engine
 from kvloop.engine_plugin import make_plugin_directory
 from kvloop.tiny_model import write_model
-from kvloop_connector.settings import KVTransferSettings, Role, transfer_config
+from kvloop_connector.settings import VERIFIED_ARGUMENTS, KVTransferSettings, Role, Verification, transfer_config
 from tests.harness import metrics
 from tests.harness.addresses import free_loopback_address
 from tests.harness.metrics import EngineMetrics
@@ -42,6 +43,7 @@ SIDE_CHANNEL_PORT = 5600
 START_SECONDS = 600.0
 """Half a minute on an idle machine; a deadline for one with other work. A process that ends is noticed at once."""
 STOP_SECONDS = 60.0
+KV_REVISION = "0123456789"
 GRACE_SECONDS = 30.0
 """What the processes of an engine have to tidy up after its first one has ended."""
 
@@ -51,6 +53,18 @@ class Kind(StrEnum):
 
     SIM = "sim"
     VLLM = "vllm"
+    """Real vLLM with its own connector."""
+    VLLM_KVLOOP = "vllm-kvloop"
+    """Real vLLM with KvloopConnector."""
+
+    @property
+    def is_real(self) -> bool:
+        return self is not Kind.SIM
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the prefill engine itself proves what it reads from a handle, which then has to come untouched."""
+        return self is Kind.VLLM_KVLOOP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +114,8 @@ class Engine:
         """Start the process, without waiting for it."""
         assert self._process is None, f"{self.name} runs already"
         self.pod_uid = str(uuid.uuid4())
-        command = [*_serve_command(self.kind), str(self._model), *_arguments(self.kind, self.spec, self.host)]
+        arguments = _arguments(self.kind, self.spec, self.host, _key_file(self._directory))
+        command = [*_serve_command(self.kind), str(self._model), *arguments]
         environment = {**_environment(self.kind, self._directory), **self.spec.environment}
         environment |= {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": self.host,
@@ -129,7 +144,7 @@ class Engine:
 
         if not wait_until(healthy, seconds=seconds, every=0.2):
             raise EngineFailed(f"{self.name} was not healthy within {seconds:.0f} s\n{self.log_tail()}")
-        if self.kind is Kind.VLLM:
+        if self.kind.is_real:
             cpu_engine.free_affinity(self._group())
 
     def check_alive(self) -> None:
@@ -216,7 +231,7 @@ class Engines:
     def decode(self) -> list[Engine]:
         return [engine for engine in self.all if engine.role is Role.DECODE]
 
-    def as_discovery_file(self, revision: str = "0123456789") -> list[dict[str, str]]:
+    def as_discovery_file(self, revision: str = KV_REVISION) -> list[dict[str, str]]:
         """The engines as the router's static discovery lists them."""
         return [
             {
@@ -233,10 +248,11 @@ class Engines:
 
 @contextmanager
 def start(kind: Kind, directory: Path, specs: Sequence[EngineSpec]) -> Iterator[Engines]:
-    """Start an engine for each of ``specs`` and stop them all in the end. ``directory`` gets logs and model."""
-    if kind is Kind.VLLM:
+    """Start an engine for each of ``specs`` and stop them all in the end. Logs, model and key are in ``directory``."""
+    if kind.is_real:
         engine_environment()
     directory.mkdir(parents=True, exist_ok=True)
+    _key_file(directory).write_text(secrets.token_hex(32))
     model = directory / "model"
     write_model(model)
     count = dict.fromkeys(Role, 0)
@@ -287,10 +303,15 @@ def _serve_command(kind: Kind) -> list[str]:
     return [str(engine_environment() / "bin" / "vllm"), "serve"]
 
 
-def _arguments(kind: Kind, spec: EngineSpec, host: str) -> list[str]:
-    config = transfer_config(spec.settings, spec.role)
+def _key_file(directory: Path) -> Path:
+    return directory / "seal-key"
+
+
+def _arguments(kind: Kind, spec: EngineSpec, host: str, key_file: Path) -> list[str]:
+    verification = Verification(key_file=str(key_file), revision=KV_REVISION) if kind.verifies else None
+    config = transfer_config(spec.settings, spec.role, verification=verification)
     config["kv_connector_extra_config"] |= spec.transfer_config
-    if kind is Kind.VLLM:
+    if kind.is_real:
         config["kv_connector_extra_config"] |= cpu_engine.EXTRA_TRANSFER_CONFIG
     return [
         *("--served-model-name", SERVED_MODEL),
@@ -300,6 +321,7 @@ def _arguments(kind: Kind, spec: EngineSpec, host: str) -> list[str]:
         *("--num-gpu-blocks-override", str(spec.kv_blocks)),
         "--enable-prefix-caching" if spec.prefix_caching else "--no-enable-prefix-caching",
         *(["--no-async-scheduling"] if spec.role is Role.PREFILL else []),
+        *(VERIFIED_ARGUMENTS if kind.verifies else ()),
         *("--kv-transfer-config", json.dumps(config)),
         *spec.arguments,
     ]

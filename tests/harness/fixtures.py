@@ -7,6 +7,8 @@ fresh cache salts, and leave no handle behind.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,14 @@ SPECS = (
     EngineSpec(role=Role.DECODE, transfer_config={"decoder_kv_blocks_ttl": BRIEF_TTL_SECONDS}),
 )
 
+KVLOOP_SPECS = (
+    SPECS[0],
+    # Blocks are hashed for the connector where no cache wants it too: on a reader and on an issuer of handles.
+    replace(SPECS[1], prefix_caching=False),
+    SPECS[2],
+    replace(SPECS[3], prefix_caching=False),
+)
+
 REAL_ENGINES = (pytest.mark.engine, pytest.mark.timeout(1200), pytest.mark.xdist_group("engines"))
 """Marks of a test that runs real engines: whichever comes first waits for their start too."""
 
@@ -36,8 +46,18 @@ def sim_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 
 @pytest.fixture(scope="session")
 def vllm_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """Real vLLM engines."""
-    with start(Kind.VLLM, tmp_path_factory.mktemp("vllm-engines"), SPECS) as engines:
+    """Real vLLM engines with its own connector."""
+    yield from _real(Kind.VLLM, tmp_path_factory.mktemp("vllm-engines"), SPECS)
+
+
+@pytest.fixture(scope="session")
+def vllm_kvloop_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """Real vLLM engines with KvloopConnector."""
+    yield from _real(Kind.VLLM_KVLOOP, tmp_path_factory.mktemp("vllm-kvloop-engines"), KVLOOP_SPECS)
+
+
+def _real(kind: Kind, directory: Path, specs: tuple[EngineSpec, ...]) -> Iterator[Engines]:
+    with start(kind, directory, specs) as engines:
         memory = sum(engine.resident_bytes() for engine in engines.all) / 2**30
         print(f"{len(engines.all)} engines ready in {engines.start_seconds:.0f} s, {memory:.1f} GiB")
         yield engines

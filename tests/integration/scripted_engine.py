@@ -43,6 +43,7 @@ class ScriptedEngine:
     """One engine. ``script``: what the next generation requests get, in order; after that, good answers.
 
     cached_tokens: what prefill says it did not compute; None: all that it was given to pull.
+    verdict: with KvloopConnector, what prefill says of a handle that it is given; "" without.
     counts: whether its counter of bytes moves.
     left: set when a client closed its connection before the answer's end.
     """
@@ -56,6 +57,7 @@ class ScriptedEngine:
     max_model_len: int = 4096
     healthy: bool = True
     cached_tokens: int | None = None
+    verdict: str = ""
     renders_otherwise: bool = False
     counts: bool = True
     script: list[Step] = field(default_factory=list)
@@ -286,7 +288,8 @@ def _answer(engine: ScriptedEngine, path: str, body: dict[str, Any]) -> dict[str
         choice["message"] = {"role": "assistant", "content": ANSWER}
     else:
         choice["text"] = ANSWER + END
-    answer: dict[str, Any] = {"id": "answer", "choices": [{**choice, **_ids(asked, answer_ids)}]}
+    usage = {"prompt_tokens": len(ids), "completion_tokens": len(answer_ids)}
+    answer: dict[str, Any] = {"id": "answer", "choices": [{**choice, **_ids(asked, answer_ids)}], "usage": usage}
     if asked and "messages" in body:
         answer["prompt_token_ids"] = ids
     elif asked:
@@ -296,6 +299,10 @@ def _answer(engine: ScriptedEngine, path: str, body: dict[str, Any]) -> dict[str
         pulled = params.get("remote_num_tokens") or 0
         cached = pulled if engine.cached_tokens is None else engine.cached_tokens
         answer["kv_transfer_params"]["remote_prefill_cached_tokens"] = cached
+        if engine.verdict:
+            read = pulled // BLOCK_SIZE * BLOCK_SIZE if engine.verdict == "read" else 0
+            said = engine.verdict if params.get("remote_engine_id") else "no_handle"
+            answer["kv_transfer_params"]["kvloop_reuse"] = {"outcome": said, "tokens": read}
     elif params:
         answer["kv_transfer_params"] = handle(engine, len(ids) + len(answer_ids) - 1)
     return answer

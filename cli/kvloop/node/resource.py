@@ -17,7 +17,7 @@ from kvloop.node.images import ProcessImage
 from kvloop.node.node import engines_path
 from kvloop.node.stand_in import EngineEnvironment, EngineKind, real_engine, router, simulated_engine, tiny_model
 from kvloop.resources import examine, load
-from kvloop_operator.api.v1alpha1 import DisaggregatedInference
+from kvloop_operator.api.v1alpha1 import Connector, DisaggregatedInference
 from kvloop_operator.api.v1alpha1.arguments import own_arguments
 from kvloop_operator.desired import desired
 from kvloop_operator.facts import Facts, OperatorSettings, SecretMaterial
@@ -88,6 +88,9 @@ def prepare(
     resource = DisaggregatedInference.parse(_overlaid(plain(document.resource), settings or {}))
     notices = [str(note) for note in document.notes]
     if engine is EngineKind.SIM:
+        if resource.spec.kv_transfer.connector is Connector.KVLOOP:
+            fault = "spec.kvTransfer.connector: simulated engines have NixlConnector only"
+            raise InvalidFile(f"{file}: {fault}; use it, or --engine vllm")
         version = str(facts.engine.version) if facts.engine is not None else "0.33.0"
         image = simulated_engine(state_dir / "bin", version=version, time_scale=time_scale)
         notices.insert(0, "engines are SIMULATED: no model runs, texts are made up, times follow a model of timing")
@@ -181,7 +184,9 @@ def _operator_settings(state_dir: Path) -> OperatorSettings:
         discovery="file",
         engines_file=str(engines_path(state_dir)),
         apis=frozenset(),
-        secret_material=SecretMaterial(admin_token=secrets.token_urlsafe(24), digest_key=secrets.token_hex(32)),
+        secret_material=SecretMaterial(
+            admin_token=secrets.token_urlsafe(24), digest_key=secrets.token_hex(32), seal_key=secrets.token_hex(32)
+        ),
     )
 
 

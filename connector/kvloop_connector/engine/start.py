@@ -10,13 +10,7 @@ from typing import Any
 
 from kvloop_connector.errors import UnsupportedEngine
 from kvloop_connector.proof import SealKey
-from kvloop_connector.settings import Role
-
-KEY_FILE = "kvloop_key_file"
-"""Key of ``kv_connector_extra_config``: the file that holds the secret of the deployment's engines."""
-
-REVISION = "kvloop_revision"
-"""Key of ``kv_connector_extra_config``: the engine's KV revision."""
+from kvloop_connector.settings import HASH_ALGORITHM, KEY_FILE, REVISION, Role
 
 LONGEST_LEASE = "kvloop_longest_lease_seconds"
 """Key of ``kv_connector_extra_config``: how long blocks are retained at most, with all renewals. An hour if absent."""
@@ -31,9 +25,6 @@ _DECODER_TTL_SECONDS = 480
 
 TRIED_VERSIONS = frozenset({"0.32.0"})
 """vLLM versions on which the tests of the connector ran."""
-
-HASH_ALGORITHM = "sha256_cbor"
-"""The one algorithm of vLLM's that gives equal hashes for equal content in every process and is collision resistant."""
 
 _ROLES = {"kv_producer": Role.PREFILL, "kv_consumer": Role.DECODE}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvloop_connector.settings import Role, transfer_config_argument
+from kvloop_connector.settings import Role
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import Accelerator, EFAMode, SecurityProfile
 from kvloop_operator.facts import EFA_RESOURCE
+from kvloop_operator.manifests import connector
 from kvloop_operator.manifests.common import Context, field_env, plain, secret_env
-from kvloop_operator.revision import transfer_settings
 from kvloop_operator.serving import model_argument, served_name
 
 SHM_VOLUME = "kvloop-shm"
@@ -36,7 +36,7 @@ def engine_container(context: Context, role: Role) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": names.ENGINE_CONTAINER,
         "image": engine.image,
-        "command": ["vllm"],
+        "command": connector.command(context),
         "args": _arguments(context, role),
         "env": environment(context, role),
         "ports": _ports(context, role),
@@ -98,8 +98,7 @@ def _arguments(context: Context, role: Role) -> list[str]:
         # A step still in flight for a request just freed could write into blocks that a remote read is filling.
         arguments.append("--no-async-scheduling")
     arguments += ["--shutdown-timeout", str(grace_seconds(context, role) - PRE_STOP_SECONDS - EXIT_MARGIN_SECONDS)]
-    settings = transfer_settings(context.resource, context.facts)
-    return [*arguments, "--kv-transfer-config", transfer_config_argument(settings, role)]
+    return [*arguments, *connector.arguments(context, role)]
 
 
 def _own_environment(context: Context, role: Role) -> Iterable[dict[str, Any]]:
@@ -184,6 +183,7 @@ def _mounts(context: Context, role: Role) -> list[dict[str, Any]]:
         mounts.append({"name": CACHE_VOLUME, "mountPath": names.CACHE_DIRECTORY})
     elif source.pvc is not None:
         mounts.append({"name": MODEL_VOLUME, "mountPath": names.MODELS_DIRECTORY, "readOnly": True})
+    mounts += connector.mounts(context)
     return [*mounts, *(plain(mount) for mount in context.role(role).volume_mounts)]
 
 

@@ -51,10 +51,11 @@ def own_paths(template: Mapping[str, Any], overlay: Mapping[str, Any]) -> Iterat
     for index, entry in _entries(spec, "containers"):
         if entry.get("name") == container["name"]:
             yield from (("spec", "containers", index, *path) for path in _own_in_container(container, entry))
-    volumes = [volume["name"] for volume in template["spec"]["volumes"]]
-    for index, entry in _entries(spec, "volumes"):
-        if entry.get("name") in volumes:
-            yield "spec", "volumes", index
+    for field in ("initContainers", "volumes"):
+        own = [each["name"] for each in template["spec"].get(field, ())]
+        for index, entry in _entries(spec, field):
+            if entry.get("name") in own:
+                yield "spec", field, index
 
 
 def merged(template: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import yaml
 
 from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS, Role
 from kvloop_operator import names
+from kvloop_operator.manifests import connector
 from kvloop_operator.manifests.common import Context, Manifest, field_env, metadata, plain
 from kvloop_operator.manifests.overlay import merged
 from kvloop_operator.serving import model_argument, served_name
@@ -52,7 +53,7 @@ def router_config(context: Context) -> dict[str, Any]:
         },
         "engine": {
             "promptTokenIds": engine.prompt_token_ids if engine else False,
-            "streamHandles": engine.stream_handles if engine else False,
+            "streamHandles": connector.streams_carry_handles(context),
             "multiGroupReuse": engine.multi_group_reuse if engine else False,
         },
         "cacheSalt": router.cache_salt,
@@ -82,7 +83,8 @@ def config_map(context: Context) -> Manifest:
 
 
 def secret(context: Context) -> Manifest | None:
-    """The router's Secret; None where somebody else keeps it."""
+    """The resource's Secret; None where somebody else keeps it. The seal key is always in it: engines that are replaced
+    one after the other need it on their way from one connector to the other."""
     material = context.facts.secret_material
     if material is None:
         return None
@@ -91,7 +93,11 @@ def secret(context: Context) -> Manifest | None:
         "kind": "Secret",
         "metadata": _metadata(context),
         "type": "Opaque",
-        "stringData": {names.ADMIN_TOKEN_KEY: material.admin_token, names.DIGEST_KEY_KEY: material.digest_key},
+        "stringData": {
+            names.ADMIN_TOKEN_KEY: material.admin_token,
+            names.DIGEST_KEY_KEY: material.digest_key,
+            names.SEAL_KEY_KEY: material.seal_key,
+        },
     }
 
 

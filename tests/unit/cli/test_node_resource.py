@@ -137,3 +137,12 @@ def test_a_missing_engine_environment_is_told_with_its_remedy(
         EngineEnvironment.find()
 
     assert words in str(caught.value)
+
+
+def test_simulated_engines_do_not_pretend_to_have_kvloops_connector(tmp_path: Path) -> None:
+    file = tmp_path / "resource.yaml"
+    text = (EXAMPLES / "demo.yaml").read_text().replace("v0.33.0", "v0.32.0")
+    file.write_text(text.replace("  kvTransfer:\n", "  kvTransfer:\n    connector: KvloopConnector\n"))
+
+    with pytest.raises(InvalidFile, match="simulated engines have NixlConnector only"):
+        prepare(file, engine=EngineKind.SIM, state_dir=tmp_path)

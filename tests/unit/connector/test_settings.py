@@ -12,6 +12,7 @@ from kvloop_connector.settings import (
     READ_MARGIN_SECONDS,
     KVTransferSettings,
     Role,
+    Verification,
     transfer_config,
     transfer_config_argument,
 )
@@ -59,6 +60,25 @@ def test_backends_and_further_keys_are_passed_on() -> None:
         "backends": ["LIBFABRIC", "UCX"],
         "engine_ttl": 60,
         "nested": {"a": [1]},
+    }
+
+
+@pytest.mark.parametrize("role", Role)
+def test_kvloops_connector_is_the_stock_one_with_a_module_a_key_and_a_revision(role: Role) -> None:
+    stock = transfer_config(KVTransferSettings(), role)
+
+    config = transfer_config(
+        KVTransferSettings(), role, verification=Verification(key_file="/key", revision="0123456789")
+    )
+
+    assert config == {
+        **stock,
+        "kv_connector_module_path": "kvloop_connector.engine.connector",
+        "kv_connector_extra_config": {
+            **stock["kv_connector_extra_config"],
+            "kvloop_key_file": "/key",
+            "kvloop_revision": "0123456789",
+        },
     }
 
 

@@ -4,16 +4,17 @@ from typing import Any
 
 import pytest
 
-from kvloop_connector.engine.start import (
-    KEY_FILE,
-    LONGEST_LEASE,
-    RETAINED_SHARE,
-    REVISION,
-    checked_start,
-    renewable_seconds,
-)
+from kvloop_connector.engine.start import LONGEST_LEASE, RETAINED_SHARE, checked_start, renewable_seconds
 from kvloop_connector.errors import UnsupportedEngine
-from kvloop_connector.settings import Role
+from kvloop_connector.settings import (
+    HASH_ALGORITHM,
+    KEY_FILE,
+    REVISION,
+    KVTransferSettings,
+    Role,
+    Verification,
+    transfer_config,
+)
 
 EXTRA = {"bidirectional_kv_xfer": True, REVISION: "0123456789", KEY_FILE: "/key"}
 FILES = {"/key": b"k" * 32 + b"\n", "/short": b"k" * 15 + b"\n"}
@@ -86,3 +87,20 @@ def test_any_other_is_refused_with_the_cause_and_the_remedy(change: dict[str, An
 )
 def test_renewals_add_as_much_as_is_left_of_the_longest_lease(extra: dict[str, Any], seconds: float) -> None:
     assert renewable_seconds(extra) == seconds
+
+
+@pytest.mark.parametrize("role", Role)
+def test_an_engine_with_the_settings_that_kvloop_renders_starts(role: Role) -> None:
+    verification = Verification(key_file="/key", revision="0123456789")
+    config = transfer_config(KVTransferSettings(), role, verification=verification)
+
+    start = checked_start(
+        version="0.32.0",
+        kv_role=config["kv_role"],
+        extra=config["kv_connector_extra_config"],
+        algorithm=HASH_ALGORITHM,
+        context_parallel=1,
+        read_key=read_key,
+    )
+
+    assert (start.role, start.revision) == (role, "0123456789")

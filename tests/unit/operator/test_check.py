@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvloop_operator.check import check, notes
@@ -83,3 +85,39 @@ def test_notes_say_what_an_older_engine_cannot_do() -> None:
     assert "streamed answers" in texts("0.32.0")[0]
     assert len(texts("0.30.0")) == 3
     assert texts("0.41.0") == ["vLLM 0.41.0 was never run in kvloop's own tests"]
+
+
+KVLOOP: Any = {"kvTransfer__connector": "KvloopConnector", "engine__version": "0.32.0"}
+
+
+def test_kvloops_connector_is_an_own_choice_on_the_version_that_it_was_tried_with() -> None:
+    assert found(**KVLOOP) == []
+    assert found(**{**KVLOOP, "engine__version": "0.33.0"}) == ["spec.engine.version"]
+    assert found(kvTransfer__connector="KvloopConnector") == ["spec.engine.image"]
+
+
+def test_kvloops_connector_is_refused_where_its_engines_would_not_start() -> None:
+    assert found(**KVLOOP, kvTransfer__bidirectionalKvXfer=False) == ["spec.kvTransfer.bidirectionalKvXfer"]
+    arguments = ["--enforce-eager", "--prefix-caching-hash-algo=sha256", "-dcp", "2"]
+    assert found(**KVLOOP, engine__args=arguments) == ["spec.engine.args[1]", "spec.engine.args[2]"]
+    assert found(engine__args=arguments) == []
+
+
+def test_what_kvloops_connector_mounts_is_free_without_it() -> None:
+    for path in ("/opt/kvloop-connector", "/etc/kvloop/seal"):
+        mounted: Any = {
+            "decode__volumes": [{"name": "own", "emptyDir": {}}],
+            "decode__volumeMounts": [{"name": "own", "mountPath": path}],
+        }
+        assert found(**mounted) == []
+        assert found(**KVLOOP, **mounted) == ["spec.decode.volumeMounts[0].mountPath"]
+
+
+def test_streams_carry_handles_by_the_plug_in_unless_it_is_filtered_out() -> None:
+    def texts(**changes: object) -> list[str]:
+        parsed = resource(**KVLOOP, **changes)
+        return [note.text for note in notes(parsed, facts_of(parsed))]
+
+    assert texts() == []
+    assert len(texts(engine__env=[{"name": "VLLM_PLUGINS", "value": "neuron"}])) == 1
+    assert texts(engine__env=[{"name": "VLLM_PLUGINS", "value": "neuron,kvloop_stream_handle"}]) == []

@@ -37,7 +37,7 @@ from tests.unit.operator.stored import (
 GOLDEN = File(__file__).parent / "golden"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
 
-MATERIAL = SecretMaterial(admin_token="token", digest_key="00" * 32)
+MATERIAL = SecretMaterial(admin_token="token", digest_key="00" * 32, seal_key="11" * 32)
 
 names = st.sampled_from(["a", "b", "name", "labels", "requests", "emptyDir", "env", "ports"])
 scalars = st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["", "1", "1000m", "x"])

@@ -401,9 +401,9 @@ def test_the_router_is_confined() -> None:
 
 def test_a_secret_is_made_only_of_material_that_is_given() -> None:
     assert not [each for each in manifests() if each["kind"] == "Secret"]
-    material = SecretMaterial(admin_token="a" * 32, digest_key="b" * 64)
+    material = SecretMaterial(admin_token="a" * 32, digest_key="b" * 64, seal_key="c" * 64)
     secret = child(manifests(OperatorSettings(secret_material=material)), "Secret", "demo-router")
-    assert secret["stringData"] == {"admin-token": "a" * 32, "digest-key": "b" * 64}
+    assert secret["stringData"] == {"admin-token": "a" * 32, "digest-key": "b" * 64, "seal-key": "c" * 64}
 
 
 def test_engines_get_an_account_of_their_own_only_where_asked_for() -> None:

@@ -116,4 +116,4 @@ def test_a_cpu_has_no_devices() -> None:
 
 
 def test_secrets_are_not_printed() -> None:
-    assert "hush" not in repr(SecretMaterial(admin_token="hush", digest_key="hush"))
+    assert "hush" not in repr(SecretMaterial(admin_token="hush", digest_key="hush", seal_key="hush"))

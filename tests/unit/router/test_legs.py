@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvloop_connector.handle import COLD_PREFILL_PARAMS, KVHandle
+from kvloop_connector.verdict import Outcome
 from kvloop_router import legs
 from kvloop_router.request import Api, Request
 
@@ -180,3 +181,35 @@ def test_what_may_change_the_rendering_changes_the_shape() -> None:
 
     assert len(set(shapes)) == len(shapes)
     assert legs.shape(request({"temperature": 1, "max_tokens": 4})) == legs.shape(request())
+
+
+def test_without_proof_in_the_router_decode_is_not_asked_for_ids() -> None:
+    asked = legs.decode(request(), params=FROM_PREFILL, token_ids=None, salt=None)
+    unasked = legs.decode(request(), params=FROM_PREFILL, token_ids=None, salt=None, ask_token_ids=False)
+
+    assert {**unasked, "return_token_ids": True} == asked
+
+
+def test_a_verdict_is_what_the_prefill_engine_said() -> None:
+    said = {**FROM_PREFILL, "kvloop_reuse": {"outcome": "read", "tokens": 64, "more": 1}}
+
+    assert legs.verdict(said) == legs.Verdict(Outcome.READ, 64)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        "read",
+        {},
+        {"outcome": "read"},
+        {"outcome": "read", "tokens": "64"},
+        {"outcome": "read", "tokens": True},
+        {"outcome": "one of the future", "tokens": 0},
+        {"outcome": None, "tokens": 0},
+    ],
+)
+def test_what_is_no_verdict_is_none(said: Any) -> None:
+    assert legs.verdict({**FROM_PREFILL, "kvloop_reuse": said}) is None
+    assert legs.verdict(FROM_PREFILL) is None
+    assert legs.verdict(None) is None

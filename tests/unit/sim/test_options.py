@@ -91,6 +91,7 @@ def test_engine_id_is_fresh_unless_it_is_given() -> None:
         {**NIXL, "kv_load_failure_policy": "hope"},
         {**NIXL, "kv_connector_extra_config": []},
         {**NIXL, "kv_connector": "OtherConnector"},
+        {**NIXL, "kv_connector_module_path": "other.module"},
     ],
 )
 def test_config_that_vllm_refuses_is_refused(config: dict[str, Any]) -> None:

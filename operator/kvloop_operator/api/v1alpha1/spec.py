@@ -8,7 +8,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS, MINIMUM_DECODER_TTL_SECONDS, OWN_EXTRA_KEYS
+from kvloop_connector.settings import (
+    HANDLE_TTL_MARGIN_SECONDS,
+    MINIMUM_DECODER_TTL_SECONDS,
+    OWN_EXTRA_KEYS,
+    Connector,
+)
 from kvloop_operator.api.v1alpha1.base import (
     Annotations,
     Labels,
@@ -30,13 +35,6 @@ from kvloop_operator.api.v1alpha1.roles import RoleSpec
 from kvloop_operator.api.v1alpha1.router import RouterSpec
 
 _OWN_KEYS = sorted(OWN_EXTRA_KEYS)
-
-
-class Connector(StrEnum):
-    """How KV handles are proven to fit."""
-
-    NIXL = "NixlConnector"
-    KVLOOP = "KvloopConnector"
 
 
 class KVTransfer(Part):
