@@ -129,6 +129,12 @@ class Canary(_Model):
     enabled: bool = True
 
 
+class TruthSampling(_Model):
+    """every_nth_warm_turn: of each pair of engines, one in so many is computed anew and compared; 0 for none."""
+
+    every_nth_warm_turn: int = Field(default=1000, ge=0)
+
+
 class Config(_Model):
     """The whole file."""
 
@@ -146,6 +152,7 @@ class Config(_Model):
     timeouts: Timeouts = Timeouts()
     handle_store: MemoryStore = MemoryStore()
     canary: Canary = Canary()
+    truth_sampling: TruthSampling = TruthSampling()
     reuse: bool = True
     suspended: bool = False
     """No engines are wanted: the router is ready without them, and answers 503 with ``Retry-After``."""

@@ -69,12 +69,15 @@ class Reuse:
         releases: Releases,
         engines: Engines,
         clock: Callable[[], float],
+        epoch: Callable[[], bytes],
     ) -> None:
+        """epoch: that in which what is computed now may be reused; see Scope."""
         self._config = config
         self._store = store
         self._releases = releases
         self._engines = engines
         self._clock = clock
+        self._epoch = epoch
 
     async def find(self, query: Query, scope: Scope, token_ids: Sequence[int] | None, why_unprovable: str) -> Options:
         """The handles that this turn may use. What is certainly this conversation's and of no use is released.
@@ -175,7 +178,7 @@ class Reuse:
         deadline = self._clock() - ended.held_up + self._config.handle_ttl_seconds
         prompt = token_ids if token_ids is not None else ended.prompt_token_ids
         await self._notice_restart(decode, handle)
-        reason = self._not_worth_keeping(decode, handle) or self._unprovable(request, decode, handle, prompt)
+        reason = self._not_worth_keeping(decode, scope, handle) or self._unprovable(request, decode, handle, prompt)
         if not reason:
             retained = self._retained(scope, decode, handle, prompt, ended)
             params, blocks = packed(handle)
@@ -212,7 +215,9 @@ class Reuse:
             await self._store.orphan(decode.spec.process)
         decode.engine_id = engine_id
 
-    def _not_worth_keeping(self, decode: Engine, handle: KVHandle) -> str:
+    def _not_worth_keeping(self, decode: Engine, scope: Scope, handle: KVHandle) -> str:
+        if scope.epoch != self._epoch():
+            return "wrong_reuse"
         if decode.spec.ending:
             return "engine_ending"
         threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)

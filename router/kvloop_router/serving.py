@@ -33,6 +33,7 @@ from kvloop_router.release import Pending, Releases
 from kvloop_router.request import Api
 from kvloop_router.state import State
 from kvloop_router.store import MemoryStore
+from kvloop_router.truth_sampling import TruthSampling
 from kvloop_router.turn import Turns
 from kvloop_router.turn_log import TurnLog
 
@@ -57,11 +58,13 @@ class Router:
     store: MemoryStore
     releases: Releases
     background: Background
+    truth_sampling: TruthSampling
     release: Callable[[Pending], Awaitable[None]]
 
     async def drained(self) -> None:
         """Take no new turns, and wait until the running ones and the legs of clients that left have ended."""
         self.state.draining = True
+        self.truth_sampling.stop()
         await self.state.drained()
         await self.background.idle()
 
@@ -111,6 +114,23 @@ async def serving(
             handles=lambda: len(store),
             turns=lambda: state.turns,
         )
+
+        async def found_wrong(process: str) -> None:
+            # What was computed from it lies in prefix caches under the old salts, is retained by this process, or will
+            # be at the end of the turns that run now.
+            state.salt_epoch = random.randbytes(16)
+            for kept in await store.give_up(process):
+                releases.add(kept)
+
+        truth_sampling = TruthSampling(
+            config=config,
+            engines=engines,
+            pairs=pairs,
+            metrics=metrics,
+            background=background,
+            random=random,
+            found_wrong=found_wrong,
+        )
         turns = Turns(
             config=config,
             engines=engines,
@@ -119,9 +139,11 @@ async def serving(
             pairs=pairs,
             templates=Templates(),
             metrics=metrics,
+            truth_sampling=truth_sampling,
             background=background,
             clock=clock,
             random=random,
+            epoch=lambda: state.salt_epoch,
         )
         public = PublicApi(
             config=config,
@@ -165,6 +187,7 @@ async def serving(
             store=store,
             releases=releases,
             background=background,
+            truth_sampling=truth_sampling,
             release=release,
         )
         yield router

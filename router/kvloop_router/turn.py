@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 
 from kvloop_connector.settings import Role
-from kvloop_router import history, legs, relay
+from kvloop_router import history, legs, relay, truth
 from kvloop_router.background import Background
 from kvloop_router.config import Config
 from kvloop_router.engines import Engine, Engines, Needs
@@ -44,6 +44,7 @@ from kvloop_router.reuse import Option, Options, Reuse, report_reuse
 from kvloop_router.scope import Scope
 from kvloop_router.store import HandleStore, Query
 from kvloop_router.tokens import Tokenizer
+from kvloop_router.truth_sampling import TruthSampling, WarmTurn
 from kvloop_router.turn_log import TurnReport
 
 _DECODE_ATTEMPTS = 2
@@ -73,11 +74,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A prefill leg that succeeded. ``params``: for the decode leg; None where the engine gave none."""
+    """A prefill leg that succeeded.
+
+    params: for the decode leg; None where the engine gave none. first: None where the leg did not ask for it.
+    """
 
     params: Mapping[str, Any] | None
     rendered: Sequence[int] | None
     prompt_tokens: int | None
+    first: truth.FirstToken | None
 
 
 class Turns:
@@ -93,9 +98,11 @@ class Turns:
         pairs: Pairs,
         templates: Templates,
         metrics: Metrics,
+        truth_sampling: TruthSampling,
         background: Background,
         clock: Callable[[], float],
         random: Random,
+        epoch: Callable[[], bytes],
     ) -> None:
         self._config = config
         self._engines = engines
@@ -104,11 +111,12 @@ class Turns:
         self._pairs = pairs
         self._templates = templates
         self._metrics = metrics
+        self._truth_sampling = truth_sampling
         self._background = background
         self._clock = clock
         self._random = random
         self._verified_by_engine = config.kv_transfer.verified_by_engine
-        self._reuse = Reuse(config, store, releases, engines, clock)
+        self._reuse = Reuse(config, store, releases, engines, clock, epoch)
         self._tokenizer = Tokenizer(config, engines, templates, random)
 
     async def end_conversation(self, scope: Scope, conversation: str) -> int:
@@ -247,11 +255,20 @@ class Turns:
             verdict = report_reuse(turn.report, option, prefilled.params)
             if verdict:
                 self._metrics.verdicts.labels(verdict).inc()
+            self._count_warm(turn, pair.prefill, option, prefilled)
         if turn.learning and prefilled.rendered is not None and turn.tokenized is not None:
             self._templates.learn(legs.shape(turn.request), turn.tokenized, prefilled.rendered)
             turn.learning = False
             turn.token_ids = prefilled.rendered
         return prefilled
+
+    def _count_warm(self, turn: Turn, name: str, option: Option, prefilled: Prefilled) -> None:
+        engine, sent = self._engines.get(name), self._sent_ids(turn)
+        if engine is None or turn.report.path != "warm" or not turn.report.reused_tokens:
+            return
+        self._truth_sampling.count(
+            WarmTurn(prefill=engine, kept=option.kept, request=turn.request, token_ids=sent, first=prefilled.first)
+        )
 
     async def _run_prefill(self, turn: Turn, name: str, option: Option | None, *, may_release: bool) -> Prefilled:
         """Send a prefill leg and settle what it carried. Runs to its end whatever becomes of the client."""
@@ -264,6 +281,7 @@ class Turns:
             token_ids=self._sent_ids(turn),
             salt=turn.scope.salt,
             ask_token_ids=turn.learning,
+            ask_logprobs=option is not None and self._truth_sampling.asks(engine, option.kept),
         )
         started = self._clock()
         outcome = "failed"
@@ -410,4 +428,5 @@ def _prefilled(engine: str, body: bytes) -> Prefilled:
         params=params if isinstance(params, dict) and params else None,
         rendered=answer.get("prompt_token_ids"),
         prompt_tokens=counted if type(counted) is int else None,
+        first=truth.first_token(answer),
     )
