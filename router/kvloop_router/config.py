@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel
 
 from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS, MINIMUM_DECODER_TTL_SECONDS
 from kvloop_router.errors import InvalidConfig
+from kvloop_router.truth import FLOOR
 
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _MINIMUM_KEY_BYTES = 16
@@ -130,9 +131,14 @@ class Canary(_Model):
 
 
 class TruthSampling(_Model):
-    """every_nth_warm_turn: of each pair of engines, one in so many is computed anew and compared; 0 for none."""
+    """every_nth_warm_turn: of each pair of engines, one in so many is computed anew and compared; 0 for none.
+
+    least_tolerance_nats: how far apart the first token's log-probabilities may be, in the mean of a token, whatever the
+        engines' own noise is.
+    """
 
     every_nth_warm_turn: int = Field(default=1000, ge=0)
+    least_tolerance_nats: float = Field(default=FLOOR, gt=0)
 
 
 class Config(_Model):

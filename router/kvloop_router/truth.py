@@ -23,7 +23,7 @@ TOP_TOKENS = 20
 Many, since the first may be settled whatever was said before: ``<think>``, or a tool's name."""
 
 FLOOR = 0.5
-"""Nats a token. What is less is never a mismatch: logits of bfloat16 between 32 and 64 are a quarter of one apart."""
+"""Nats a token. What is less is no mismatch: logits of bfloat16 between 32 and 64 are a quarter of one apart."""
 
 FACTOR = 4.0
 """How many times further apart than what was computed anew twice is still no mismatch."""
@@ -74,8 +74,9 @@ class Judgement:
 
 @dataclass(slots=True)
 class Noise:
-    """How far apart an engine's own answers to one prompt were, of late."""
+    """How far apart an engine's own answers to one prompt were, of late. ``floor``: what is less is no mismatch."""
 
+    floor: float = FLOOR
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     def add(self, distance: float) -> None:
@@ -85,7 +86,7 @@ class Noise:
     @property
     def tolerance(self) -> float:
         """The largest distance that is let pass."""
-        return max(FLOOR, FACTOR * max(self._seen, default=0.0))
+        return max(self.floor, FACTOR * max(self._seen, default=0.0))
 
 
 def first_token(answer: Mapping[str, Any]) -> FirstToken | None:

@@ -82,6 +82,7 @@ class TruthSampling:
     ) -> None:
         """found_wrong: told the decode process whose KV gave something else than computing it."""
         self._every = config.truth_sampling.every_nth_warm_turn
+        self._floor = config.truth_sampling.least_tolerance_nats
         self._seconds = config.timeouts.prefill_seconds
         self._engines = engines
         self._pairs = pairs
@@ -125,7 +126,7 @@ class TruthSampling:
         self._background.start(self._look_at(turn, prefill, schedule), "truth sampling")
 
     async def _look_at(self, turn: WarmTurn, prefill: _Prefill, schedule: Schedule) -> None:
-        noise = prefill.noise.setdefault(turn.request.model, Noise())
+        noise = prefill.noise.setdefault(turn.request.model, Noise(self._floor))
         outcome = Outcome.FAILED
         try:
             salt = self._random.randbytes(16).hex()

@@ -32,7 +32,7 @@ COMPLETE: dict[str, Any] = {
     "timeouts": {"connectSeconds": 5, "prefillSeconds": 600, "drainSeconds": 600},
     "handleStore": {"kind": "memory", "maxHandles": 20000},
     "canary": {"enabled": True},
-    "truthSampling": {"everyNthWarmTurn": 1000},
+    "truthSampling": {"everyNthWarmTurn": 1000, "leastToleranceNats": 0.5},
     "reuse": True,
     "apiKeysFile": None,
 }
@@ -83,6 +83,7 @@ def test_what_has_a_default_can_be_left_out() -> None:
         pytest.param("kvTransfer.decoderKvBlocksTtlSeconds", 0, "decoderKvBlocksTtlSeconds", id="no retention"),
         pytest.param("handleTtlSeconds", 451, "handleTtlSeconds", id="a handle that outlives its blocks"),
         pytest.param("truthSampling.everyNthWarmTurn", -1, "everyNthWarmTurn", id="less than no turn"),
+        pytest.param("truthSampling.leastToleranceNats", 0, "leastToleranceNats", id="no tolerance"),
         pytest.param("model.servedName", "", "model.servedName", id="an empty name"),
         pytest.param("discovery", {}, "exactly one", id="no discovery"),
         pytest.param(
