@@ -157,7 +157,7 @@ class TruthSampling:
         if self._stopped or self._engines.get(name) is not turn.prefill:
             raise EngineFailed(name, "no longer asked")
         body = legs.anew(turn.request, token_ids=turn.token_ids, salt=salt)
-        sent = headers.upstream({}, f"truth-{salt}")
+        sent = headers.upstream({}, f"truth-{self._random.randbytes(8).hex()}")
         answer = await self._engines.complete(name, turn.request.api, body, sent, seconds=self._seconds)
         told = truth.first_token(_object(answer.body))
         if told is None:
