@@ -24,10 +24,10 @@ from kvloop_router.background import Background
 from kvloop_router.config import Config
 from kvloop_router.engines import Engine, Engines
 from kvloop_router.errors import EngineError, EngineFailed, EngineRejected
+from kvloop_router.kept import Kept
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs
 from kvloop_router.request import Request
-from kvloop_router.store import Kept
 from kvloop_router.truth import FirstToken, Judgement, Noise, Outcome, Schedule
 
 _log = logging.getLogger(__name__)
