@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from kvloop_connector.engine.start import LONGEST_LEASE, RETAINED_SHARE, checked_start, renewable_seconds
+from kvloop_connector.engine.start import RETAINED_SHARE, checked_start
 from kvloop_connector.errors import UnsupportedEngine
+from kvloop_connector.lease_ranks import LONGEST_LEASE, renewable_seconds
 from kvloop_connector.settings import (
     HASH_ALGORITHM,
     KEY_FILE,
