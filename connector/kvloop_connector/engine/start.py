@@ -10,14 +10,7 @@ from typing import Any
 
 from kvloop_connector.errors import UnsupportedEngine
 from kvloop_connector.proof import SealKey
-from kvloop_connector.settings import HASH_ALGORITHM, KEY_FILE, REVISION, Role
-
-LONGEST_LEASE = "kvloop_longest_lease_seconds"
-"""Key of ``kv_connector_extra_config``: how long blocks are retained at most, with all renewals. An hour if absent."""
-
-RETAINED_SHARE = "kvloop_retained_share_limit"
-"""Key of ``kv_connector_extra_config``: the share (0 to 1) of a decode engine's KV blocks that may be retained; a turn
-that would pass it has no handle. No limit if absent."""
+from kvloop_connector.settings import HASH_ALGORITHM, KEY_FILE, LONGEST_LEASE, RETAINED_SHARE, REVISION, Role
 
 _LONGEST_LEASE_SECONDS = 3600
 _DECODER_TTL_SECONDS = 480
