@@ -12,7 +12,7 @@ from typing import Any
 
 from kvloop_connector.settings import Role
 from kvloop_operator import names
-from kvloop_operator.api.v1alpha1 import Accelerator, Connector, DisaggregatedInference, EFAMode
+from kvloop_operator.api.v1alpha1 import Accelerator, DisaggregatedInference, EFAMode
 from kvloop_operator.api.v1alpha1.faults import path_of, shown, value_at
 from kvloop_operator.engine_versions import NEWEST_KNOWN, OLDEST
 from kvloop_operator.errors import Fault
@@ -315,11 +315,6 @@ def everything_asked_for_is_there(resource: DisaggregatedInference, facts: Facts
     """Fields of the API that this version does not act on: better refused than ignored."""
     spec = resource.spec
     asked: list[tuple[str, Any]] = [
-        *(
-            [("kvTransfer.retainedShareLimit", spec.kv_transfer.retained_share_limit)]
-            if spec.kv_transfer.connector is not Connector.KVLOOP
-            else []
-        ),
         ("security.tls", spec.security.tls),
         ("router.handleStore.url", spec.router.handle_store.url),
         ("router.replicas", spec.router.replicas if spec.router.replicas > 1 else None),

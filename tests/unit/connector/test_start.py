@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from kvloop_connector.engine.start import checked_start, renewable_seconds
+from kvloop_connector.engine.start import checked_start
 from kvloop_connector.errors import UnsupportedEngine
+from kvloop_connector.lease_ranks import renewable_seconds
 from kvloop_connector.settings import (
     HASH_ALGORITHM,
     KEY_FILE,

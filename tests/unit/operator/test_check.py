@@ -59,11 +59,9 @@ def test_engines_are_refused_before_the_oldest_version_that_is_safe(version: str
 
 def test_fields_that_this_version_does_not_act_on_are_refused_and_not_ignored() -> None:
     assert found(
-        kvTransfer__retainedShareLimit=0.5,
         security__tls={"secretName": "tls"},
         router__handleStore={"url": "valkey://store:6379"},
     ) == [
-        "spec.kvTransfer.retainedShareLimit",
         "spec.security.tls",
         "spec.router.handleStore.url",
     ]
@@ -162,8 +160,3 @@ def test_what_stands_in_the_way_of_leases_is_no_fault_and_what_it_costs_is_told(
         facts = facts_of(parsed)
         assert check(parsed, facts) == []
         assert [note.field for note in notes(parsed, facts)] == told
-
-
-def test_the_share_is_limited_in_engines_with_kvloops_connector_only() -> None:
-    assert found(**KVLOOP, kvTransfer__retainedShareLimit=0.3) == []
-    assert found(**PLUGIN, kvTransfer__retainedShareLimit=0.3) == ["spec.kvTransfer.retainedShareLimit"]

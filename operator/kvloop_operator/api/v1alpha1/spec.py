@@ -98,8 +98,9 @@ class KVTransfer(Part):
     """How long, in seconds, decode retains the blocks of a turn at most, with all renewals. Default: an hour, or
     decoderKvBlocksTtlSeconds where that is longer. Needs kvloop's plug-in in the engines."""
     retained_share_limit: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share, above 0 and up to 1, of decode's KV memory that retained blocks may hold. Default: no limit. With
-    KvloopConnector decode itself keeps to it: a turn that would pass it leaves nothing to be reused."""
+    """Share, above 0 and up to 1, of decode's KV memory that retained blocks may hold: past it the router releases what
+    was idle for longest. Default: half. Where it is set, decode with KvloopConnector keeps to it too: a turn that would
+    pass it leaves nothing to be reused."""
     extra_config: Annotated[Mapping[str, WholeOrText], Field(max_length=32)] = Field(default_factory=dict)
     """Further keys of ``kv_connector_extra_config``, for both roles. The texts "true" and "false" become booleans."""
 
