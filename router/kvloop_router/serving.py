@@ -103,6 +103,7 @@ async def serving(
             pairs=pairs.reports,
             handles=lambda: len(store),
             turns=lambda: state.turns,
+            retained_blocks=store.retained_blocks,
         )
         turns = Turns(
             config=config,
