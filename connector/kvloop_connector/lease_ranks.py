@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvloop_connector.errors import InvalidAnswer, UnsupportedEngine
-
-LONGEST_LEASE = "kvloop_longest_lease_seconds"
-"""Key of ``kv_connector_extra_config``: how long blocks are retained at most, with all renewals. An hour if absent."""
+from kvloop_connector.settings import LONGEST_LEASE
 
 LONGEST_LEASE_SECONDS = 3600
+"""How long blocks are retained at most where nobody says it."""
+
 _DECODER_TTL_SECONDS = 480
 """vLLM's own default (``nixl/base_scheduler.py:180``)."""
 

@@ -1,8 +1,9 @@
 """Release and renewal of what is retained, as kvloop's plug-in brings them into a vLLM engine.
 
-There are the same switches (``VLLM_PLUGINS``, ``--worker-extension-cls``), and what is asked and answered is the
-plug-in's own code; here is only the engine behind it. As there, a release lets the deadline be over: the blocks are
-free at once and counted as expired, *whoever is reading them*, and whoever comes with the handle later is not refused.
+There are the same switches (``VLLM_PLUGINS``, ``KVLOOP_LEASES``, ``--worker-extension-cls``), and what is asked and
+answered is the plug-in's own code; here is only the engine behind it. As there, a release lets the deadline be over:
+the blocks are free at once and counted as expired, *whoever is reading them*, and whoever comes with the handle later
+is not refused.
 A router may release only what nobody was given; where one does otherwise, ``released_while_read`` counts it.
 
 One thing is not as there: the plug-in starts only on versions that it was tried with, this on all.
@@ -18,7 +19,7 @@ from aiohttp import web
 
 from kvloop_connector.errors import UnsupportedEngine
 from kvloop_connector.lease_ranks import RankAnswer, RankLeases, renewable_seconds
-from kvloop_connector.lease_requests import PLUGIN, RELEASE_PATH, RENEW_PATH, WORKER_EXTENSION
+from kvloop_connector.lease_requests import ALLOW_VARIABLE, PLUGIN, RELEASE_PATH, RENEW_PATH, WORKER_EXTENSION
 from kvloop_connector.lease_service import Answer, LeaseService, refusal
 from kvloop_connector.lifecycle import State
 from kvloop_sim.driver import EngineDriver
@@ -45,7 +46,8 @@ def lease_settings(
 
     connector: ``kv_connector_extra_config``; None without a connector.
     """
-    if PLUGIN not in environment.get(_PLUGINS, "").split(","):
+    named = environment.get(_PLUGINS, PLUGIN if environment.get(ALLOW_VARIABLE) == "1" else "")
+    if PLUGIN not in named.split(","):
         return None
     if connector is None:
         return LeaseSettings(fault="the engine has no KV connector")

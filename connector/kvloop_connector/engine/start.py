@@ -10,11 +10,7 @@ from typing import Any
 from kvloop_connector.errors import UnsupportedEngine
 from kvloop_connector.lease_ranks import renewable_seconds
 from kvloop_connector.proof import SealKey
-from kvloop_connector.settings import HASH_ALGORITHM, KEY_FILE, REVISION, Role
-
-RETAINED_SHARE = "kvloop_retained_share_limit"
-"""Key of ``kv_connector_extra_config``: the share (0 to 1) of a decode engine's KV blocks that may be retained; a turn
-that would pass it has no handle. No limit if absent."""
+from kvloop_connector.settings import HASH_ALGORITHM, KEY_FILE, RETAINED_SHARE, REVISION, Role
 
 TRIED_VERSIONS = frozenset({"0.32.0"})
 """vLLM versions on which the tests of the connector ran."""

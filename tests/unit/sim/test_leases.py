@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvloop_connector.lease_ranks import LONGEST_LEASE
-from kvloop_connector.lease_requests import PLUGIN, WORKER_EXTENSION
+from kvloop_connector.lease_requests import ALLOW_VARIABLE, PLUGIN, WORKER_EXTENSION
 from kvloop_connector.lifecycle import Event, Lease, transition
+from kvloop_connector.settings import LONGEST_LEASE
 from kvloop_sim.driver import EngineDriver
 from kvloop_sim.faults import FaultPlan, Faults
 from kvloop_sim.leases import LeaseEndpoint, LeaseSettings, lease_settings
@@ -22,13 +22,22 @@ ALLOWED = {"VLLM_PLUGINS": f"cpu,{PLUGIN}"}
 CONNECTOR: dict[str, Any] = {"decoder_kv_blocks_ttl": 100, LONGEST_LEASE: 150}
 
 
-@pytest.mark.parametrize("environment", [{}, {"VLLM_PLUGINS": "kvloop_stream_handle"}])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"VLLM_PLUGINS": "kvloop_stream_handle"},
+        {ALLOW_VARIABLE: "0"},
+        {ALLOW_VARIABLE: "1", "VLLM_PLUGINS": "kvloop_stream_handle"},
+    ],
+)
 def test_what_vllm_would_not_load_is_not_there(environment: dict[str, str]) -> None:
     assert lease_settings(environment, worker_extension=WORKER_EXTENSION, connector=CONNECTOR) is None
 
 
-def test_renewals_add_what_is_left_of_the_longest_lease() -> None:
-    started = lease_settings(ALLOWED, worker_extension=WORKER_EXTENSION, connector=CONNECTOR)
+@pytest.mark.parametrize("environment", [ALLOWED, {ALLOW_VARIABLE: "1"}])
+def test_renewals_add_what_is_left_of_the_longest_lease(environment: dict[str, str]) -> None:
+    started = lease_settings(environment, worker_extension=WORKER_EXTENSION, connector=CONNECTOR)
 
     assert started == LeaseSettings(50)
 
