@@ -224,7 +224,7 @@ def test_no_more_is_retained_than_the_share_allows(pair: Pair, legs: Legs) -> No
     answers: list[Answer] = []
     while not answers or answers[-1].params is not None:
         assert len(answers) < 100, "it retains whatever comes"
-        answers.append(legs.cold(pair.prefill, pair.decode, story(f"idle conversation {len(answers)}", words=600)))
+        answers.append(legs.cold(pair.prefill, pair.decode, story(f"idle conversation {len(answers)}")))
         pair.outcomes(RENEW_PATH, *(answer for answer in answers if answer.params is not None), seconds=600)
 
     # What it does not retain is freed at once.
