@@ -13,7 +13,7 @@ from tests.harness import client
 from tests.harness.engines import Engine, Engines, EngineSpec, start_beside, wait_until
 from tests.harness.fixtures import REAL_ENGINES
 
-pytestmark = REAL_ENGINES
+pytestmark = list(REAL_ENGINES)
 
 SHARE = 0.3
 CONVERSATIONS = 100
