@@ -28,6 +28,8 @@ class Metrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of turns, where they are known.", "path")
         self.reused_tokens = self._counter("reused_tokens", "Prompt tokens that were not computed, thanks to a handle.")
         self.handles = self._counter("handles", "What became of KV handles.", "event")
+        self.given_up = self._counter("handles_given_up", "Handles that were to be released, and why.", "reason")
+        self.renewals = self._counter("lease_renewals", "Renewals of what engines retain, by outcome.", "outcome")
         self.verdicts = self._counter(
             "handle_verdicts", "What prefill engines with KvloopConnector said of handles.", "outcome"
         )

@@ -156,6 +156,10 @@ class EngineDriver:
         self.clock.advance(seconds)
         self._pump()
 
+    def deadlines_moved(self) -> None:
+        """Deadlines of what is retained were moved: do what is due now."""
+        self._pump()
+
     def _pump(self) -> None:
         """Schedule, after anything that may have freed blocks."""
         try:

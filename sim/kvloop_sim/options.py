@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvloop_sim.generation import Style
+from kvloop_sim.leases import LeaseSettings, lease_settings
 from kvloop_sim.records import EngineSettings
 from kvloop_sim.timing import TimingModel
 from kvloop_sim.transfer import Compatibility, ConnectorSettings, Policy
@@ -44,7 +45,10 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """A parsed command line. shutdown_timeout, load_seconds and dead_seconds are seconds."""
+    """A parsed command line. shutdown_timeout, load_seconds and dead_seconds are seconds.
+
+    leases: of kvloop's plug-in; None without it.
+    """
 
     model: str
     served_names: tuple[str, ...]
@@ -61,6 +65,7 @@ class Options:
     load_seconds: float = 0.0
     dead_seconds: float = 5.0
     faults: Mapping[str, Any] = field(default_factory=dict)
+    leases: LeaseSettings | None = None
     engine: EngineSettings
     compatibility: Compatibility
 
@@ -127,6 +132,11 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         load_seconds=number.seconds("sim-load-seconds", 0.0),
         dead_seconds=number.seconds("sim-dead-seconds", 5.0),
         faults=_object("--sim-faults", flags.get("sim-faults", "{}")),
+        leases=lease_settings(
+            environment,
+            worker_extension=flags.get("worker-extension-cls", ""),
+            connector=_extra_config(flags["kv-transfer-config"]) if connector else None,
+        ),
         engine=engine,
         compatibility=compatibility,
     )
@@ -213,6 +223,13 @@ def _object(name: str, text: str) -> dict[str, Any]:
     return value
 
 
+def _extra_config(text: str) -> Mapping[str, Any]:
+    extra = _object("--kv-transfer-config", text).get("kv_connector_extra_config", {})
+    if not isinstance(extra, dict):
+        raise UsageError("--kv-transfer-config: kv_connector_extra_config is not an object")
+    return extra
+
+
 def _connector(text: str | None, environment: Mapping[str, str], release: tuple[int, int]) -> ConnectorSettings | None:
     if text is None:
         return None
@@ -233,9 +250,7 @@ def _connector(text: str | None, environment: Mapping[str, str], release: tuple[
     module = config.get("kv_connector_module_path")
     if module is not None:
         raise UsageError(f"--kv-transfer-config: the simulator has no connector of {module}, only vLLM's NixlConnector")
-    extra = config.get("kv_connector_extra_config", {})
-    if not isinstance(extra, dict):
-        raise UsageError("--kv-transfer-config: kv_connector_extra_config is not an object")
+    extra = _extra_config(text)
     try:
         return ConnectorSettings(
             engine_id=str(config.get("engine_id") or uuid.uuid4()),

@@ -139,4 +139,5 @@ class Counters:
     failed_transfers: int = 0
     failed_notifications: int = 0
     reads_not_granted: int = 0
+    released_while_read: int = 0
     finished: dict[str, int] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kvloop_connector.lease_requests import PLUGIN, WORKER_EXTENSION
 from kvloop_connector.settings import Role
 from tests.harness.engines import Engines, EngineSpec, Kind, start
 
@@ -21,13 +22,24 @@ BRIEF_TTL_SECONDS = 12
 PIECE = 128
 """Tokens that the second prefill engine computes in one step: a prompt takes many."""
 
+RETAINED_SHARE = 0.3
+"""Of the forgetful decode engine's KV blocks, with KvloopConnector."""
+
+_LEASING = EngineSpec(
+    role=Role.DECODE,
+    arguments=("--worker-extension-cls", WORKER_EXTENSION),
+    # Once it is set, it says of every group what is loaded.
+    environment={"VLLM_PLUGINS": f"kvloop_stream_handle,{PLUGIN}"},
+)
+"""A decode engine whose retained blocks can be released and renewed."""
+
 SPECS = (
     EngineSpec(role=Role.PREFILL),
     EngineSpec(
         role=Role.PREFILL, arguments=("--max-num-batched-tokens", str(PIECE), "--max-num-seqs", str(PIECE // 2))
     ),
-    EngineSpec(role=Role.DECODE),
-    EngineSpec(role=Role.DECODE, transfer_config={"decoder_kv_blocks_ttl": BRIEF_TTL_SECONDS}),
+    _LEASING,
+    replace(_LEASING, transfer_config={"decoder_kv_blocks_ttl": BRIEF_TTL_SECONDS}),
 )
 
 SIM_SPECS = (
@@ -42,7 +54,11 @@ KVLOOP_SPECS = (
     # Blocks are hashed for the connector where no cache wants it too: on a reader and on an issuer of handles.
     replace(SPECS[1], prefix_caching=False),
     SPECS[2],
-    replace(SPECS[3], prefix_caching=False),
+    replace(
+        SPECS[3],
+        prefix_caching=False,
+        transfer_config={**SPECS[3].transfer_config, "kvloop_retained_share_limit": RETAINED_SHARE},
+    ),
 )
 
 REAL_ENGINES = (pytest.mark.engine, pytest.mark.timeout(1200), pytest.mark.xdist_group("engines"))
