@@ -36,11 +36,10 @@ from kvloop_operator.live import Live, Object, Refusal, text
 from kvloop_operator.manifests.common import Manifest
 from kvloop_operator.observe import is_ready, is_terminating, live_connector
 from kvloop_operator.pods import (
-    STUCK_SECONDS,
-    any_pending,
     engine_processes,
     replica_failure,
     router_pods,
+    stuck_at,
     unexplained,
     unverified_pairs,
 )
@@ -60,6 +59,7 @@ _EXPLAINING: Final = {
     "StatefulSet": ("FailedCreate",),
     "Pod": ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"),
 }
+_JUST_AFTER_SECONDS: Final = 0.1
 _PREDECESSOR_SECONDS: Final = 1.0
 _PROBLEM_SECONDS: Final = 15.0
 _LAST_PROBLEM_SECONDS: Final = 600.0
@@ -296,7 +296,8 @@ class _Pass:
         live = self._live()
         of_routers = replica_failure(live, self.key.name)
         found = [of_routers] if of_routers is not None else []
-        for kind, name in unexplained(live, self.key.name, self.owner.clock()):
+        now = self.owner.clock()
+        for kind, name in unexplained(live, self.key.name, now):
             fields = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
             events, _ = await self.owner.api.list(EVENT, self.key.namespace, fields=fields)
             told = [each for each in events if each.get("reason") in _EXPLAINING[kind]]
@@ -304,9 +305,9 @@ class _Pass:
             if latest is not None:
                 found.append(Refusal(kind, name, text(latest, "message")))
             self.again.append(_MISSING_SECONDS)
-        if any_pending(live.pods):
-            # Nothing changes in a pod that gets no further.
-            self.again.append(STUCK_SECONDS)
+        moment = stuck_at(live.pods, now)
+        if moment is not None:
+            self.again.append(moment - now + _JUST_AFTER_SECONDS)
         return tuple(found)
 
     async def _say(

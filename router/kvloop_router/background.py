@@ -30,6 +30,11 @@ class Background:
         """Pieces of work that have not ended."""
         return len(self._work)
 
+    @property
+    def services(self) -> frozenset[str]:
+        """Names of the services that run."""
+        return frozenset(task.get_name() for task in self._services)
+
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work``, which runs to its end even if whoever awaits is cancelled."""
         return await asyncio.shield(self._keep(work, self._work))
@@ -37,7 +42,7 @@ class Background:
     def serve(self, service: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         """Run ``service`` beside everything else, until ``close``. One that fails is logged, and run anew: a router
         without health checks or discovery would look well and serve nobody."""
-        self._keep(_again_and_again(service, name), self._services)
+        self._keep(_again_and_again(service, name), self._services).set_name(name)
 
     async def idle(self) -> None:
         """Wait until no work is left."""

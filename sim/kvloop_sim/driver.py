@@ -289,7 +289,7 @@ class EngineDriver:
                 await asyncio.wait_for(self._stop.wait(), max(0.01, connector.heartbeat_interval))
             waiting: dict[str, list[str]] = {}
             for request in (*self.engine.waiting, *self.engine.loading):
-                params = request.params or {}
+                params = {} if request.aborted else request.params or {}
                 if params.get("do_remote_prefill") and "remote_request_id" in params:
                     waiting.setdefault(str(params.get("remote_engine_id")), []).append(str(params["remote_request_id"]))
             for engine_id, request_ids in waiting.items():

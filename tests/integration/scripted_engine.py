@@ -16,11 +16,13 @@ from typing import Any
 
 from aiohttp import web
 
+from kvloop_connector.lease_requests import RELEASE_PATH, RENEW_PATH
 from kvloop_connector.settings import Role
 
 BLOCK_SIZE = 4
 ANSWER = "fine"
 END = "\n"
+_GENERATES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 
 Step = Callable[["ScriptedEngine", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
@@ -45,6 +47,9 @@ class ScriptedEngine:
     cached_tokens: what prefill says it did not compute; None: all that it was given to pull.
     verdict: with KvloopConnector, what prefill says of a handle that it is given; "" without.
     counts: whether its counter of bytes moves.
+    leases: the status with which it answers to releases and renewals by name; 200: it does what it is asked.
+    renewed_by: by how much it then moves deadlines. not_held: the request ids of which it retains nothing.
+    leases_wait: answers to them wait for it.
     left: set when a client closed its connection before the answer's end.
     """
 
@@ -60,6 +65,10 @@ class ScriptedEngine:
     verdict: str = ""
     renders_otherwise: bool = False
     counts: bool = True
+    leases: int = 404
+    renewed_by: float = 100.0
+    not_held: set[str] = field(default_factory=set)
+    leases_wait: asyncio.Event | None = None
     script: list[Step] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,7 +89,12 @@ class ScriptedEngine:
     @property
     def legs(self) -> list[Asked]:
         """The generation requests, in order, but for those that only release a handle."""
-        return [asked for asked in self.asked if asked.path.startswith("/v1/") and not _fills(asked)]
+        return [asked for asked in self.asked if asked.path in _GENERATES and not _fills(asked)]
+
+    @property
+    def leased(self) -> list[Asked]:
+        """The releases and renewals by name, the first of which asks whether there are such."""
+        return [asked for asked in self.asked if asked.path in (RELEASE_PATH, RENEW_PATH)]
 
     @property
     def fillers(self) -> list[Asked]:
@@ -323,6 +337,10 @@ def _text(content: Any) -> str:
     return content if isinstance(content, str) else json.dumps(content)
 
 
+def _renewed(engine: ScriptedEngine) -> dict[str, Any]:
+    return {"outcome": "renewed", "seconds": engine.renewed_by}
+
+
 def _fills(asked: Asked) -> bool:
     return asked.headers.get("X-Request-Id", "").startswith("release-")
 
@@ -348,6 +366,20 @@ def _application(engine: ScriptedEngine) -> web.Application:
         tokens = rendered(body)
         return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len})
 
+    async def lease(request: web.Request) -> web.StreamResponse:
+        body = json.loads(await request.read())
+        engine.asked.append(Asked(request.path, body, request.headers))
+        if engine.leases_wait is not None:
+            await engine.leases_wait.wait()
+        status = 400 if engine.leases == 200 and not body else engine.leases
+        if status != 200:
+            return await fails(status)(engine, request, body)
+        done = {"outcome": "released"} if request.path == RELEASE_PATH else _renewed(engine)
+        missing = {"outcome": "not_held"}
+        named = body["remote_request_ids"]
+        entries = [{"remote_request_id": name, **(missing if name in engine.not_held else done)} for name in named]
+        return web.json_response({"handles": entries})
+
     async def health(request: web.Request) -> web.StreamResponse:
         return web.Response(status=200 if engine.healthy else 503)
 
@@ -370,6 +402,8 @@ def _application(engine: ScriptedEngine) -> web.Application:
         app.router.add_get(path, handler)
     app.router.add_post("/tokenize", tokenize)
     app.router.add_post("/v1/audio/transcriptions", transcribe)
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"):
+    for path in (RELEASE_PATH, RENEW_PATH):
+        app.router.add_post(path, lease)
+    for path in _GENERATES:
         app.router.add_post(path, generate)
     return app
