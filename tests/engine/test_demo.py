@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.harness.engines import engine_environment
 from tests.harness.fixtures import REAL_ENGINES
@@ -19,18 +20,19 @@ pytestmark = [*REAL_ENGINES]
 @pytest.mark.parametrize(
     ("settings", "leases"),
     [
-        pytest.param("connector: NixlConnector", False, id="stock"),
-        pytest.param("enginePlugin: Enabled", True, id="stock-with-plugin"),
-        pytest.param("connector: KvloopConnector", True, id="verified"),
+        pytest.param({"connector": "NixlConnector"}, False, id="stock"),
+        pytest.param({"connector": "NixlConnector", "enginePlugin": "Enabled"}, True, id="stock-with-plugin"),
+        pytest.param({"connector": "KvloopConnector"}, True, id="verified"),
     ],
 )
-def test_the_demonstration_reuses_what_each_turn_left(tmp_path: Path, settings: str, leases: bool) -> None:
+def test_the_demonstration_reuses_what_each_turn_left(tmp_path: Path, settings: dict[str, str], leases: bool) -> None:
     environment = str(engine_environment())
     json_file, state = tmp_path / "demo.json", tmp_path / "state"
     resource = tmp_path / "resource.yaml"
     # An operator accepts kvloop's code in engines on the version of these engines only.
-    text = EXAMPLE.read_text().replace("v0.33.0", "v0.32.0")
-    resource.write_text(text.replace("  kvTransfer:\n", f"  kvTransfer:\n    {settings}\n"))
+    document = yaml.safe_load(EXAMPLE.read_text().replace("v0.33.0", "v0.32.0"))
+    document["spec"]["kvTransfer"] |= settings
+    resource.write_text(yaml.safe_dump(document))
 
     done = kvloop(
         *(
