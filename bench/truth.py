@@ -7,7 +7,7 @@ The same seeds are played through kvloop's router on engines with KvloopConnecto
 engines, and through a router that carries handles and compares nothing. If the last gives no wrong text, or nothing
 was pulled in the first, the run proves nothing, and ends with status 1 as it does for a wrong text in the first two.
 
-A run is played in parts of 100 turns, each of a seed of its own; what a part came to is written when it ends. A run
+A run is played in parts of 250 turns, of three seeds side by side; what a part came to is written when it ends. A run
 that was cut off goes on from there with ``--resume``, and ``--minutes`` cuts it off by itself (status 75).
 """
 
@@ -41,12 +41,15 @@ from tests.truth.turns import ANSWER_TOKENS, SLOTS
 
 RESULTS: Final = Path(__file__).parent / "results" / "truth.json"
 TEMPLATE: Final = Path(judge.__file__).with_name("template.jinja")
-PART: Final = 100
-EXPIRIES: Final = 1
-"""In a part."""
+PART: Final = 250
+ABREAST: Final = 3
+"""Seeds that are played side by side: whoever is wrong then meets blocks that others have used."""
 
-RESTART_EVERY: Final = 3
-"""How many seeds, for one in whose part an engine is restarted."""
+EXPIRIES: Final = 1
+"""For each seed."""
+
+RESTART_EVERY: Final = 2
+"""How many parts, for one in which an engine is started again."""
 
 LEAST_SHARE: Final = 0.95
 NOT_FINISHED: Final = 75
@@ -148,16 +151,16 @@ def _arguments() -> argparse.Namespace:
 
 
 def _parts(given: argparse.Namespace) -> list[tuple[int, int]]:
-    """Seed and number of turns of each part."""
+    """First seed and number of turns of each part."""
     counts = [min(PART, given.turns - begun) for begun in range(0, given.turns, PART)]
-    return [(given.seed + index, count) for index, count in enumerate(counts)]
+    return [(given.seed + ABREAST * index, count) for index, count in enumerate(counts)]
 
 
 def _specs(kind: EngineKind) -> list[EngineSpec]:
     """Two prefill and two decode engines, one of each without prefix caching, and the reference."""
     settings = KVTransferSettings(decoder_kv_blocks_ttl=TTL_SECONDS)
     arguments = ("--chat-template", str(TEMPLATE)) if kind.is_real else ("--sim-time-scale", "0")
-    prefill = EngineSpec(role=Role.PREFILL, settings=settings, max_model_len=2048, arguments=arguments)
+    prefill = EngineSpec(role=Role.PREFILL, settings=settings, max_model_len=2048, kv_blocks=512, arguments=arguments)
     return [
         prefill,
         replace(prefill, prefix_caching=False),
@@ -192,16 +195,16 @@ async def _part(
     def answered(answer: Answered) -> None:
         nonlocal wrong
         wrong += answer.wrong
-        progress.update(task, advance=1, description=f"{arm.name}, seed {seed}, {wrong} wrong")
+        progress.update(task, advance=1, description=f"{arm.name}, seeds from {seed}, {wrong} wrong")
 
     async with arm.router(folder, stage) as router:
         return await play(
             stage,
             router,
-            seed,
+            range(seed, seed + ABREAST),
             turns,
             expiries=EXPIRIES,
-            restarts=int(arm.restarts and seed % RESTART_EVERY == 0),
+            restarts=int(arm.restarts and seed // ABREAST % RESTART_EVERY == 0),
             past_router=arm.past_router,
             answered=answered,
         )
@@ -212,8 +215,9 @@ def _settings(given: argparse.Namespace) -> dict[str, Any]:
     return {
         "engines": given.engines,
         "turns": given.turns,
-        "seeds": [seed for seed, _ in _parts(given)],
-        "conversations_at_once": SLOTS,
+        "seeds": [given.seed, given.seed + ABREAST * len(_parts(given)) - 1],
+        "seeds_at_once": ABREAST,
+        "conversations_of_a_seed": SLOTS,
         "answer_tokens": ANSWER_TOKENS,
         "dtype": "float32",
         "temperature": 0,
@@ -223,8 +227,8 @@ def _settings(given: argparse.Namespace) -> dict[str, Any]:
         "decoder_kv_blocks_ttl": [TTL_SECONDS, BRIEF_TTL_SECONDS],
         "handle_ttl_seconds": ROUTER_TTL_SECONDS,
         "prefix_caching": "on, off (prefill); on, on (decode); off (reference)",
-        "expiries_per_part": EXPIRIES,
-        "restarts": f"one in the parts of seeds divisible by {RESTART_EVERY}; none with a router that compares nothing",
+        "expiries": f"{EXPIRIES} for each seed",
+        "restarts": f"one in every {RESTART_EVERY} parts; none with a router that compares nothing",
         "special": SPECIAL,
     }
 

@@ -186,7 +186,7 @@ class _Naive:
 async def play(
     stage: Stage,
     arm: Arm,
-    seed: int,
+    seeds: Sequence[int],
     turns: int,
     *,
     expiries: int = 0,
@@ -194,13 +194,18 @@ async def play(
     past_router: bool = True,
     answered: Callable[[Answered], None] = lambda answer: None,
 ) -> Tally:
-    """One part: so many answers. ``answered`` is told of each as it comes.
+    """One part: about so many answers in all, of several seeds side by side. ``answered`` is told of each as it comes.
 
+    expiries: for each seed. restarts: for the first.
     past_router: whether handles are spent twice and forged too, past the router: a matter of the engines alone.
     """
-    kinds = deal(seed, turns, expiries=expiries, restarts=restarts, past_router=past_router)
+    each = -(-turns // len(seeds))
+    hands = {
+        seed: deal(seed, each, expiries=expiries, restarts=0 if index else restarts, past_router=past_router)
+        for index, seed in enumerate(seeds)
+    }
     async with _session() as session:
-        return await _Part(stage, arm, seed, session, answered).play(kinds, turns)
+        return await _Part(stage, arm, session, answered, abreast=len(seeds)).play(hands, each)
 
 
 def engine_ttl(engine: Engine) -> float:
@@ -213,13 +218,13 @@ class _Part:
         self,
         stage: Stage,
         arm: Arm,
-        seed: int,
         session: aiohttp.ClientSession,
         answered: Callable[[Answered], None],
+        *,
+        abreast: int,
     ) -> None:
         self._stage = stage
         self._arm = arm
-        self._seed = seed
         self._session = session
         self._answered = answered
         self._answers: list[Answered] = []
@@ -230,25 +235,18 @@ class _Part:
         # By name of the prefill engine: what it had counted when it began to be counted for this part.
         self._before: dict[str, EngineMetrics] = {}
         self._reads = self._bytes = 0.0
+        self._abreast = abreast
+        self._steps = asyncio.Semaphore(abreast)
+        self._exclusive = asyncio.Lock()
 
-    async def play(self, kinds: Sequence[Kind], turns: int) -> Tally:
+    async def play(self, hands: Mapping[int, Sequence[Kind]], turns: int) -> Tally:
+        """All seeds side by side, each with the kinds that it was dealt."""
         started = time.monotonic()
         for engine in self._stage.engines.prefill:
             self._before[engine.name] = await asyncio.to_thread(engine.metrics)
-        talks: dict[int, Talk] = {}
-        last: dict[int, oracle.Turn] = {}
-        number = 0
-        while kinds and len(self._answers) < turns:
-            step, kinds = draw(self._seed, number, kinds, talks)
-            number += 1
-            if step.kind is Kind.EXPIRE:
-                await self._let_expire(last.get(step.about))
-            elif step.kind is Kind.RESTART:
-                await self._restart(step.choice)
-            answers = await (self._direct(step) if step.direct else self._routed(step))
-            talks = follow(step, talks, [each.right if each.failed else each.text for each in answers])
-            if step.slot is not None and self._turns:
-                last[step.slot] = self._turns[-1]
+        async with asyncio.TaskGroup() as group:
+            for seed, kinds in hands.items():
+                group.create_task(self._play(seed, kinds, turns))
         for engine in self._stage.engines.prefill:
             await self._count(engine)
         rules = self._stage.rules()
@@ -264,10 +262,41 @@ class _Part:
             seconds=time.monotonic() - started,
         )
 
-    async def _routed(self, step: Step) -> list[Answered]:
-        return list(await asyncio.gather(*(self._turn(step, ask) for ask in step.asks)))
+    async def _play(self, seed: int, kinds: Sequence[Kind], turns: int) -> None:
+        talks: dict[int, Talk] = {}
+        last: dict[int, Answered] = {}
+        number = answers = 0
+        while kinds and answers < turns:
+            step, kinds = draw(seed, number, kinds, talks)
+            number += 1
+            if step.kind is Kind.EXPIRE:
+                await self._let_expire(last.get(step.about))
+            elif step.kind is Kind.RESTART:
+                async with self._alone():
+                    await self._restart(step.choice)
+            async with self._steps:
+                came = await (self._direct(seed, step) if step.direct else self._routed(seed, step))
+            answers += len(came)
+            talks = follow(step, talks, [each.right if each.failed else each.text for each in came])
+            if step.slot is not None:
+                last[step.slot] = came[-1]
 
-    async def _turn(self, step: Step, ask: Ask) -> Answered:
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """While no step of another seed runs."""
+        async with self._exclusive:
+            for _ in range(self._abreast):
+                await self._steps.acquire()
+            try:
+                yield
+            finally:
+                for _ in range(self._abreast):
+                    self._steps.release()
+
+    async def _routed(self, seed: int, step: Step) -> list[Answered]:
+        return list(await asyncio.gather(*(self._turn(seed, step, ask) for ask in step.asks)))
+
+    async def _turn(self, seed: int, step: Step, ask: Ask) -> Answered:
         body = self._body(ask)
         (got, times), reference = await asyncio.gather(self._timed(ask, body), self._right(body))
         prompt, ids = reference.body["prompt_token_ids"], reference.body["choices"][0]["token_ids"]
@@ -291,7 +320,7 @@ class _Part:
             )
         return self._keep(
             Answered(
-                seed=self._seed,
+                seed=seed,
                 number=step.number,
                 kind=step.kind,
                 text=got.text,
@@ -311,7 +340,7 @@ class _Part:
         got = await self._arm.chat(ask, body)
         return got, (sent, time.monotonic(), router_sent, self._arm.clock())
 
-    async def _direct(self, step: Step) -> list[Answered]:
+    async def _direct(self, seed: int, step: Step) -> list[Answered]:
         """A step that is sent past the router, under a salt of its own: what it spoils, it spoils for itself."""
         salt = {"cache_salt": uuid.uuid4().hex}
         engines = self._stage.engines
@@ -327,7 +356,7 @@ class _Part:
             answers.append(
                 self._keep(
                     Answered(
-                        seed=self._seed,
+                        seed=seed,
                         number=step.number,
                         kind=step.kind,
                         text=turned.text,
@@ -367,13 +396,14 @@ class _Part:
         self._answered(answer)
         return answer
 
-    async def _let_expire(self, last: oracle.Turn | None) -> None:
+    async def _let_expire(self, last: Answered | None) -> None:
         """Wait until the engine has forgotten; where that takes long, the router's clock goes on instead."""
-        if last is None:
+        names = {engine.name: engine for engine in self._stage.engines.decode}
+        engine = names.get(last.decode) if last is not None else None
+        if engine is None:
             return
-        engine = next(each for each in self._stage.engines.decode if each.name == last.decode)
         if engine_ttl(engine) < self._stage.router_ttl:
-            await asyncio.sleep(max(0.0, last.ended + engine_ttl(engine) + 1 - time.monotonic()))
+            await asyncio.sleep(engine_ttl(engine) + 1)
         else:
             self._arm.move_on(self._stage.router_ttl)
 

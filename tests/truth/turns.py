@@ -249,9 +249,9 @@ def draw(seed: int, number: int, kinds: Sequence[Kind], talks: Talks) -> tuple[S
     for index, kind in enumerate(kinds):
         fit = _fit(kind, talks)
         if fit:
-            return _step(chance, number, kind, fit, talks), (*kinds[:index], *kinds[index + 1 :])
+            return _step(chance, seed, number, kind, fit, talks), (*kinds[:index], *kinds[index + 1 :])
     kind = Kind.GROW if _fit(Kind.GROW, talks) else Kind.START
-    return _step(chance, number, kind, _fit(kind, talks), talks), tuple(kinds)
+    return _step(chance, seed, number, kind, _fit(kind, talks), talks), tuple(kinds)
 
 
 def follow(step: Step, talks: Talks, texts: Sequence[str]) -> dict[int, Talk]:
@@ -278,16 +278,16 @@ def _longest(talks: Talks, others: Sequence[int]) -> int:
     return max((slot for slot in talks if slot not in others), key=lambda slot: (len(talks[slot].messages), -slot))
 
 
-def _step(chance: Random, number: int, kind: Kind, fit: Sequence[int], talks: Talks) -> Step:
+def _step(chance: Random, seed: int, number: int, kind: Kind, fit: Sequence[int], talks: Talks) -> Step:
     slot = chance.choice(fit)
     stream = chance.random() < 0.5
     choice = chance.randrange(2**16)
     if kind is Kind.START:
-        talk = _begun(chance, f"talk-{number}")
+        talk = _begun(chance, f"talk-{seed}-{number}")
         return Step(number, kind, slot, slot, (Ask(talk, talk.name, stream),), choice)
     talk = talks[slot]
     if kind is Kind.FORK:
-        forked, name = _forked(chance, talk, number)
+        forked, name = _forked(chance, talk, f"talk-{seed}-{number}")
         into = next((each for each in range(SLOTS) if each not in talks), None)
         target = into if into is not None else _longest(talks, (slot,))
         return Step(number, kind, target, slot, (Ask(forked, name, stream),), choice)
@@ -368,10 +368,10 @@ def _edited(chance: Random, talk: Talk) -> Talk:
     return replace(talk, messages=(*talk.messages[:index], edited, *talk.messages[index + 1 :]))
 
 
-def _forked(chance: Random, talk: Talk, number: int) -> tuple[Talk, str]:
-    """A conversation that goes on from some answer of ``talk``, and the id under which it does."""
+def _forked(chance: Random, talk: Talk, fresh: str) -> tuple[Talk, str]:
+    """A conversation that goes on from some answer of ``talk``, and its id: the same or a fresh one."""
     ends = [index for index, message in enumerate(talk.messages) if message["role"] == "assistant"]
-    name = talk.name if chance.random() < 0.5 else f"talk-{number}"
+    name = talk.name if chance.random() < 0.5 else fresh
     messages = talk.messages[: chance.choice(ends) + 1]
     return replace(talk, name=name, messages=messages).asked(_text(chance, 10, 30)), name
 
