@@ -66,7 +66,7 @@ class Tally:
 
     turns: all answers. routed: those that came through the router, of which ``warm`` used a handle.
     reused, reusable: tokens of the routed, by the router's word and by the oracle's. reusable_unruled: by that of one
-    for whom an answer's handle does not take the place of the one before it under the same id.
+    that does not believe what clients say by conversation ids.
     lost: tokens that the oracle would have reused beyond what was, by the router's reason for it ("warm": some were).
     prompt: tokens of their prompts. reads, pulled_bytes: from decode, by the prefill engines' own counters.
     kinds: by kind of step. reasons: by the router's reason why a turn was not warm. verdicts: by what an engine

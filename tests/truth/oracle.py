@@ -2,8 +2,9 @@
 
 It knows what was asked and answered in tokens, when, and on which decode engine; and the rules of the game: a handle
 covers its turn's prompt and answer but for the last token, in whole blocks; it has one use, within its own tenant,
-until the router's or the engine's time for it is over, its engine process has ended, or the next answer under the same
-conversation id takes its place; and a prefix shorter than the threshold is not worth a read. It does not know the
+until the router's or the engine's time for it is over or its engine process has ended; and a prefix shorter than the
+threshold is not worth a read. What a client says by conversation ids is believed, as kvloop's router does: different
+ids are different conversations, and an id has one handle, that of its newest answer. The oracle does not know the
 future: each turn, in the order in which they were sent, takes the handle that gives it most, the newest of several.
 
 It needs nobody to find a handle: what a router does not find, gives to another or lets go of for any other reason is
@@ -22,14 +23,14 @@ class Rules:
     """Seconds and tokens.
 
     router_ttl: on the router's clock. engine_ttl: by name of the decode engine, less the margin of a read.
-    one_a_conversation: whether an id has one handle, that of its newest answer.
+    ids_believed: whether conversation ids say what belongs together.
     """
 
     block_size: int
     threshold: int
     router_ttl: float
     engine_ttl: Mapping[str, float]
-    one_a_conversation: bool = True
+    ids_believed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class Gone:
 def reusable(turns: Sequence[Turn], gone: Sequence[Gone], rules: Rules) -> list[int]:
     """How many tokens of each turn's prompt the oracle reuses."""
     ended_at = {each.process: each.at for each in gone}
-    superseded_at = [_superseded(turn, turns) if rules.one_a_conversation else inf for turn in turns]
+    superseded_at = [_superseded(turn, turns) if rules.ids_believed else inf for turn in turns]
     alive = set(range(len(turns)))
     most = [0] * len(turns)
     for index in sorted(range(len(turns)), key=lambda each: turns[each].sent):
@@ -100,10 +101,15 @@ def _usable(earlier: Turn, turn: Turn, ended_at: Mapping[str, float], rules: Rul
         bool(earlier.answer)
         and earlier.ended <= turn.sent
         and earlier.tenant == turn.tenant
+        and not (rules.ids_believed and _differ(earlier.conversation, turn.conversation))
         and ended_at.get(earlier.process, inf) > turn.sent
         and turn.router_sent - earlier.router_ended < rules.router_ttl
         and turn.sent - earlier.ended < rules.engine_ttl[earlier.decode]
     )
+
+
+def _differ(left: str | None, right: str | None) -> bool:
+    return left is not None and right is not None and left != right
 
 
 def _superseded(turn: Turn, turns: Sequence[Turn]) -> float:

@@ -252,7 +252,7 @@ class _Part:
         rules = self._stage.rules()
         most, unruled = (
             dict(zip(self._routes, oracle.reusable(self._turns, self._gone, each), strict=True))
-            for each in (rules, replace(rules, one_a_conversation=False))
+            for each in (rules, replace(rules, ids_believed=False))
         )
         return judge(
             [replace(answer, reusable=most.get(index, 0)) for index, answer in enumerate(self._answers)],

@@ -81,10 +81,20 @@ def test_newest_answer_under_an_id_is_the_one_that_counts() -> None:
     third = turn(4, TEXT[:30])
 
     assert reusable([*of_one_id, third], [], RULES)[2] == 0
-    assert reusable([*of_one_id, third], [], replace(RULES, one_a_conversation=False))[2] == 28
+    assert reusable([*of_one_id, third], [], replace(RULES, ids_believed=False))[2] == 28
     assert reusable([of_one_id[0], replace(of_one_id[1], conversation="b"), third], [], RULES)[2] == 28
     assert reusable([of_one_id[0], replace(of_one_id[1], answer=[]), third], [], RULES)[2] == 28
     assert reusable([of_one_id[0], replace(of_one_id[1], tenant=1), third], [], RULES)[2] == 28
+
+
+def test_ids_that_differ_are_two_conversations() -> None:
+    named, other = replace(FIRST, conversation="a"), turn(2, TEXT[:30], conversation="b")
+
+    assert reusable([named, other], [], RULES)[1] == 0
+    assert reusable([named, other], [], replace(RULES, ids_believed=False))[1] == 28
+    assert reusable([named, replace(other, conversation="a")], [], RULES)[1] == 28
+    assert reusable([FIRST, other], [], RULES)[1] == 28
+    assert reusable([named, replace(other, conversation=None)], [], RULES)[1] == 28
 
 
 def test_answer_that_left_no_handle_gives_nothing() -> None:
