@@ -24,7 +24,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,15 +32,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from kvloop_connector.settings import KVTransferSettings, Role
-from tests.harness.engines import Engine, EngineSpec, Kind as EngineKind, start
-from tests.truth import judge
+from kvloop import cpu_engine
+from tests.harness.engines import Engine, Kind as EngineKind, start
+from tests.truth import stage
 from tests.truth.judge import Answered, Tally, faults, tally_of, together
-from tests.truth.play import Arm, Stage, kvloops_router, naive_router, play
+from tests.truth.play import Arm, kvloops_router, naive_router, play
+from tests.truth.stage import Stage
 from tests.truth.turns import ANSWER_TOKENS, SLOTS
 
 RESULTS: Final = Path(__file__).parent / "results" / "truth.json"
-TEMPLATE: Final = Path(judge.__file__).with_name("template.jinja")
 PART: Final = 250
 ABREAST: Final = 3
 """Seeds that are played side by side: whoever is wrong then meets blocks that others have used."""
@@ -53,14 +53,6 @@ RESTART_EVERY: Final = 2
 
 LEAST_SHARE: Final = 0.95
 NOT_FINISHED: Final = 75
-
-TTL_SECONDS: Final = 60
-BRIEF_TTL_SECONDS: Final = 12
-"""Of the decode engine that forgets sooner than the router believes."""
-
-ROUTER_TTL_SECONDS: Final = 30
-SPECIAL: Final = {"1": 3.4}
-"""The tiny model's padding token, made about as likely as the likeliest word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +112,11 @@ def main() -> int:
         of_kind = [arm for arm in arms if arm.engines[given.engines] is kind]
         if all(seed in parts.get(arm.name, {}) for arm in of_kind for seed, _ in _parts(given)):
             continue
-        with tempfile.TemporaryDirectory() as folder, start(kind, Path(folder), _specs(kind)) as engines:
-            stage = Stage(
-                engines=engines,
-                reference=next(engine for engine in engines.all if not engine.spec.transfers),
-                router_ttl=ROUTER_TTL_SECONDS,
-                special=SPECIAL if kind.is_real else {},
-            )
-            found["engines"] = _versions(stage.reference)
+        with tempfile.TemporaryDirectory() as folder, start(kind, Path(folder), stage.specs(kind)) as engines:
+            place = stage.on(engines)
+            found["engines"] = _versions(place.reference)
             for arm in of_kind:
-                for _ in _played(arm, stage, given, parts, deadline, Path(folder)):
+                for _ in _played(arm, place, given, parts, deadline, Path(folder)):
                     _write(parts_file, {"settings": settings, "parts": _as_json(parts)})
                     _write(given.results, _result(parts, given, settings, found))
         if time.monotonic() > deadline:
@@ -156,22 +143,8 @@ def _parts(given: argparse.Namespace) -> list[tuple[int, int]]:
     return [(given.seed + ABREAST * index, count) for index, count in enumerate(counts)]
 
 
-def _specs(kind: EngineKind) -> list[EngineSpec]:
-    """Two prefill and two decode engines, one of each without prefix caching, and the reference."""
-    settings = KVTransferSettings(decoder_kv_blocks_ttl=TTL_SECONDS)
-    arguments = ("--chat-template", str(TEMPLATE)) if kind.is_real else ("--sim-time-scale", "0")
-    prefill = EngineSpec(role=Role.PREFILL, settings=settings, max_model_len=2048, kv_blocks=512, arguments=arguments)
-    return [
-        prefill,
-        replace(prefill, prefix_caching=False),
-        replace(prefill, role=Role.DECODE),
-        replace(prefill, role=Role.DECODE, transfer_config={"decoder_kv_blocks_ttl": BRIEF_TTL_SECONDS}),
-        replace(prefill, prefix_caching=False, transfers=False),
-    ]
-
-
 def _played(
-    arm: ArmUnderTest, stage: Stage, given: argparse.Namespace, parts: Parts, deadline: float, folder: Path
+    arm: ArmUnderTest, place: Stage, given: argparse.Namespace, parts: Parts, deadline: float, folder: Path
 ) -> Iterator[None]:
     """Play the parts of an arm that are missing; each time one has been added to ``parts``, it yields."""
     mine = parts.setdefault(arm.name, {})
@@ -183,12 +156,12 @@ def _played(
                 continue
             directory = folder / f"{arm.name}-{seed}"
             directory.mkdir()
-            mine[seed] = asyncio.run(_part(arm, stage, seed, turns, directory, progress, task))
+            mine[seed] = asyncio.run(_part(arm, place, seed, turns, directory, progress, task))
             yield
 
 
 async def _part(
-    arm: ArmUnderTest, stage: Stage, seed: int, turns: int, folder: Path, progress: Progress, task: TaskID
+    arm: ArmUnderTest, place: Stage, seed: int, turns: int, folder: Path, progress: Progress, task: TaskID
 ) -> Tally:
     wrong = 0
 
@@ -197,9 +170,9 @@ async def _part(
         wrong += answer.wrong
         progress.update(task, advance=1, description=f"{arm.name}, seeds from {seed}, {wrong} wrong")
 
-    async with arm.router(folder, stage) as router:
+    async with arm.router(folder, place) as router:
         return await play(
-            stage,
+            place,
             router,
             range(seed, seed + ABREAST),
             turns,
@@ -212,6 +185,7 @@ async def _part(
 
 def _settings(given: argparse.Namespace) -> dict[str, Any]:
     """What parts of one run have in common."""
+    prefill = stage.specs(EngineKind.SIM)[0]
     return {
         "engines": given.engines,
         "turns": given.turns,
@@ -221,15 +195,15 @@ def _settings(given: argparse.Namespace) -> dict[str, Any]:
         "answer_tokens": ANSWER_TOKENS,
         "dtype": "float32",
         "temperature": 0,
-        "block_size": 32,
-        "kv_blocks": _specs(EngineKind.SIM)[0].kv_blocks,
-        "kv_recompute_threshold": KVTransferSettings().kv_recompute_threshold,
-        "decoder_kv_blocks_ttl": [TTL_SECONDS, BRIEF_TTL_SECONDS],
-        "handle_ttl_seconds": ROUTER_TTL_SECONDS,
+        "block_size": cpu_engine.BLOCK_SIZE,
+        "kv_blocks": prefill.kv_blocks,
+        "kv_recompute_threshold": prefill.settings.kv_recompute_threshold,
+        "decoder_kv_blocks_ttl": [stage.TTL_SECONDS, stage.BRIEF_TTL_SECONDS],
+        "handle_ttl_seconds": stage.ROUTER_TTL_SECONDS,
         "prefix_caching": "on, off (prefill); on, on (decode); off (reference)",
         "expiries": f"{EXPIRIES} for each seed",
         "restarts": f"one in every {RESTART_EVERY} parts; none with a router that compares nothing",
-        "special": SPECIAL,
+        "special": dict(stage.SPECIAL),
     }
 
 

@@ -11,53 +11,26 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import aiohttp
 
 from kvloop_connector.handle import COLD_PREFILL_PARAMS
-from kvloop_connector.settings import READ_MARGIN_SECONDS, Connector
+from kvloop_connector.settings import Connector
 from kvloop_connector.verdict import Outcome
 from tests.harness.engines import Engine, Engines
 from tests.harness.metrics import EngineMetrics
 from tests.integration.router_process import RouterUnderTest, routing, until
 from tests.truth import legs, oracle
 from tests.truth.judge import OK, Answered, Tally, judge
+from tests.truth.stage import Stage, engine_ttl
 from tests.truth.turns import Ask, Kind, Step, Talk, deal, draw, follow
 
 API_KEYS: Final = ("key-of-one-tenant", "key-of-another-tenant")
 ROUTER_SECONDS: Final = 60.0
 """How long a router may take to see an engine that was started again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """Where a part is played.
-
-    reference: an engine that the others exchange nothing with.
-    router_ttl: seconds for which the router thinks that a handle can be used.
-    special: token ids, as text, and how much likelier than usual an answer with special tokens holds them.
-    """
-
-    engines: Engines
-    reference: Engine
-    router_ttl: int
-    special: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def block_size(self) -> int:
-        return 32
-
-    def rules(self) -> oracle.Rules:
-        """The rules that the oracle plays by here."""
-        return oracle.Rules(
-            block_size=self.block_size,
-            threshold=self.engines.decode[0].spec.settings.kv_recompute_threshold,
-            router_ttl=self.router_ttl,
-            engine_ttl={engine.name: engine_ttl(engine) - READ_MARGIN_SECONDS for engine in self.engines.decode},
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,16 +134,19 @@ async def naive_router(directory: Path, stage: Stage) -> AsyncIterator[Arm]:
     """A router that compares nothing."""
     async with _session() as session:
         router = legs.NaiveRouter(session, stage.engines.prefill, stage.engines.decode)
-        yield _Naive(router)
+        yield _Naive(router, salt=uuid.uuid4().hex)
         await router.close()
 
 
 class _Naive:
-    def __init__(self, router: legs.NaiveRouter) -> None:
+    """salt: for every turn, so that what it spoils is spoilt for its own turns only."""
+
+    def __init__(self, router: legs.NaiveRouter, salt: str) -> None:
         self._router = router
+        self._salt = salt
 
     async def chat(self, ask: Ask, body: Mapping[str, Any]) -> Got:
-        turned, prefill, decode = await self._router.chat(ask, body)
+        turned, prefill, decode = await self._router.chat(ask, {**body, "cache_salt": self._salt})
         return Got(status=turned.status, text=turned.text, prefill=prefill.name, decode=decode.name)
 
     def clock(self) -> float:
@@ -206,11 +182,6 @@ async def play(
     }
     async with _session() as session:
         return await _Part(stage, arm, session, answered, abreast=len(seeds)).play(hands, each)
-
-
-def engine_ttl(engine: Engine) -> float:
-    """For how many seconds a decode engine retains."""
-    return float(engine.spec.transfer_config.get("decoder_kv_blocks_ttl", engine.spec.settings.decoder_kv_blocks_ttl))
 
 
 class _Part:
