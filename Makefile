@@ -137,6 +137,12 @@ bench-proof: install ## Time the proof of reuse on both sides and the splicing o
 bench-operator: install cluster-parts ## Time the operator with 100 and 1,000 resources: bench/results/operator.json
 	$(BIN)/python -m bench.operator
 
+TURNS ?= 1000
+
+.PHONY: bench-truth
+bench-truth: install engine-environment ## Compare TURNS adversarial turns with cold answers, on real engines: bench/results/truth.json
+	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(BIN)/python -m bench.truth --turns $(TURNS)
+
 .PHONY: requirements
 requirements: $(UV) ## Pin the requirement files anew
 	cd requirements && for set in uv product development; do \

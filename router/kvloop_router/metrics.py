@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from kvloop_connector.lifecycle import State
+from kvloop_connector.settings import Role
 from kvloop_router.engines import Engine
 from kvloop_router.pairs import PairReport, Verdict
 
@@ -68,9 +69,10 @@ class Metrics:
         pairs: Callable[[], Iterable[PairReport]],
         handles: Callable[[], int],
         turns: Callable[[], int],
+        retained_blocks: Callable[[str], int],
     ) -> None:
         """Add gauges that are read from live state at each scrape, so that what is gone leaves no series."""
-        self.registry.register(_Live(engines, pairs, handles, turns))
+        self.registry.register(_Live(engines, pairs, handles, turns, retained_blocks))
 
     def expose(self) -> bytes:
         """The Prometheus text."""
@@ -90,11 +92,13 @@ class _Live(Collector):
         pairs: Callable[[], Iterable[PairReport]],
         handles: Callable[[], int],
         turns: Callable[[], int],
+        retained_blocks: Callable[[str], int],
     ) -> None:
         self._engines = engines
         self._pairs = pairs
         self._handles = handles
         self._turns = turns
+        self._retained_blocks = retained_blocks
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         load = GaugeMetricFamily(
@@ -108,8 +112,13 @@ class _Live(Collector):
             "1: gets new turns; 0: is unhealthy, not ready or draining.",
             labels=["engine", "role", "kv_revision"],
         )
+        retained = GaugeMetricFamily(
+            _PREFIX + "retained_blocks", "KV blocks that it retains for kept handles.", labels=["engine"]
+        )
         for engine in self._engines():
             spec = engine.spec
+            if spec.role is Role.DECODE:
+                retained.add_metric([spec.name], self._retained_blocks(spec.process))
             load.add_metric([spec.name, spec.role], engine.load)
             healthy.add_metric([spec.name, spec.role, spec.kv_revision], float(engine.healthy))
             serving.add_metric([spec.name, spec.role, spec.kv_revision], float(engine.serving))
@@ -122,4 +131,4 @@ class _Live(Collector):
             verified.add_metric([report.prefill.name, report.decode.name], _VERDICTS[report.verdict])
         live = GaugeMetricFamily(_PREFIX + "live_handles", "Handles that are kept.", value=self._handles())
         running = GaugeMetricFamily(_PREFIX + "running_turns", "Turns that are running.", value=self._turns())
-        yield from (load, healthy, serving, verified, live, running)
+        yield from (load, healthy, serving, retained, verified, live, running)

@@ -106,6 +106,7 @@ async def serving(
             pairs=pairs.reports,
             handles=lambda: len(store),
             turns=lambda: state.turns,
+            retained_blocks=store.retained_blocks,
         )
 
         async def found_wrong(process: str) -> None:

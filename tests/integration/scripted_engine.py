@@ -51,7 +51,7 @@ class ScriptedEngine:
         the last ones for ever; where there are none it tells nothing.
     leases: the status with which it answers to releases and renewals by name; 200: it does what it is asked.
     renewed_by: by how much it then moves deadlines. not_held: the request ids of which it retains nothing.
-    leases_wait: answers to them wait for it.
+    leases_wait: answers to them wait for it. leased: what of the kind it was asked; first, whether it knows it at all.
     left: set when a client closed its connection before the answer's end.
     """
 
@@ -74,6 +74,7 @@ class ScriptedEngine:
     leases_wait: asyncio.Event | None = None
     script: list[Step] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
+    leased: list[Asked] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     finished: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,12 +93,7 @@ class ScriptedEngine:
     @property
     def legs(self) -> list[Asked]:
         """The generation requests, in order, but for those that only release a handle."""
-        return [asked for asked in self.asked if asked.path in _GENERATES and not _fills(asked)]
-
-    @property
-    def leased(self) -> list[Asked]:
-        """The releases and renewals by name, the first of which asks whether there are such."""
-        return [asked for asked in self.asked if asked.path in (RELEASE_PATH, RENEW_PATH)]
+        return [asked for asked in self.asked if asked.path.startswith("/v1/") and not _fills(asked)]
 
     @property
     def fillers(self) -> list[Asked]:
@@ -379,7 +375,7 @@ def _application(engine: ScriptedEngine) -> web.Application:
 
     async def lease(request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
-        engine.asked.append(Asked(request.path, body, request.headers))
+        engine.leased.append(Asked(request.path, body, request.headers))
         if engine.leases_wait is not None:
             await engine.leases_wait.wait()
         status = 400 if engine.leases == 200 and not body else engine.leases
