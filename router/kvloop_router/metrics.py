@@ -16,7 +16,8 @@ from kvloop_router.pairs import PairReport, Verdict
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "kvloop_router_"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-_VERDICTS = {Verdict.VERIFIED: 1.0, Verdict.UNKNOWN: 0.0, Verdict.FAILED: -1.0}
+_NATS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 5.0)
+_VERDICTS = {Verdict.VERIFIED: 1.0, Verdict.UNKNOWN: 0.0, Verdict.FAILED: -1.0, Verdict.WRONG: -2.0}
 
 
 class Metrics:
@@ -33,6 +34,16 @@ class Metrics:
         self.renewals = self._counter("lease_renewals", "Renewals of what engines retain, by outcome.", "outcome")
         self.verdicts = self._counter(
             "handle_verdicts", "What prefill engines with KvloopConnector said of handles.", "outcome"
+        )
+        self.truth_samples = self._counter(
+            "truth_samples", "Warm turns whose prompt was computed anew, and what came of it.", "outcome"
+        )
+        self.truth_distance = Histogram(
+            _PREFIX + "truth_distance_nats",
+            "How far apart first tokens are that should be equal: of what was reused, and of what was computed twice.",
+            ("of",),
+            registry=self.registry,
+            buckets=_NATS,
         )
         self.no_handle = self._counter("no_handle", "Turns that left nothing to reuse.", "reason")
         self.retries = self._counter("retries", "Legs that were sent again.", "leg")
@@ -113,7 +124,7 @@ class _Live(Collector):
             serving.add_metric([spec.name, spec.role, spec.kv_revision], float(engine.serving))
         verified = GaugeMetricFamily(
             _PREFIX + "pair_verified",
-            "Whether KV was seen to move both ways: 1 yes, 0 not known, -1 no.",
+            "Whether KV was seen to move both ways: 1 yes, 0 not known, -1 no, -2 what moved was wrong.",
             labels=["prefill", "decode"],
         )
         for report in self._pairs():

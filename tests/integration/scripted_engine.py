@@ -47,6 +47,8 @@ class ScriptedEngine:
     cached_tokens: what prefill says it did not compute; None: all that it was given to pull.
     verdict: with KvloopConnector, what prefill says of a handle that it is given; "" without.
     counts: whether its counter of bytes moves.
+    likely: the log-probabilities of the first token that it tells where it is asked, to each leg those of the next,
+        the last ones for ever; where there are none it tells nothing.
     leases: the status with which it answers to releases and renewals by name; 200: it does what it is asked.
     renewed_by: by how much it then moves deadlines. not_held: the request ids of which it retains nothing.
     leases_wait: answers to them wait for it. leased: what of the kind it was asked; first, whether it knows it at all.
@@ -65,6 +67,7 @@ class ScriptedEngine:
     verdict: str = ""
     renders_otherwise: bool = False
     counts: bool = True
+    likely: list[Mapping[str, float]] = field(default_factory=list)
     leases: int = 404
     renewed_by: float = 100.0
     not_held: set[str] = field(default_factory=set)
@@ -298,6 +301,8 @@ def _answer(engine: ScriptedEngine, path: str, body: dict[str, Any]) -> dict[str
         choice["message"] = {"role": "assistant", "content": ANSWER}
     else:
         choice["text"] = ANSWER + END
+    if body.get("logprobs") and engine.likely:
+        choice["logprobs"] = _logprobs(engine.likely.pop(0) if engine.likely[1:] else engine.likely[0], body)
     usage = {"prompt_tokens": len(ids), "completion_tokens": len(answer_ids)}
     answer: dict[str, Any] = {"id": "answer", "choices": [{**choice, **_ids(asked, answer_ids)}], "usage": usage}
     if asked and "messages" in body:
@@ -316,6 +321,12 @@ def _answer(engine: ScriptedEngine, path: str, body: dict[str, Any]) -> dict[str
     elif params:
         answer["kv_transfer_params"] = handle(engine, len(ids) + len(answer_ids) - 1)
     return answer
+
+
+def _logprobs(likely: Mapping[str, float], body: Mapping[str, Any]) -> dict[str, Any]:
+    if "messages" not in body:
+        return {"top_logprobs": [dict(likely)]}
+    return {"content": [{"top_logprobs": [{"token": word, "logprob": value} for word, value in likely.items()]}]}
 
 
 def _prompt_ids(engine: ScriptedEngine, body: dict[str, Any]) -> list[int]:

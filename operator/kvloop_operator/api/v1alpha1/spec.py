@@ -60,7 +60,9 @@ class KVTransfer(Part):
             remedy="remove it; kvTransfer and network.efa have fields for what may be changed",
         ),
         Rule(
-            cel="self.connector != 'KvloopConnector' || self.enginePlugin != 'Disabled'",
+            # The default of the whole, {}, is judged before its own defaults are in it.
+            cel="!has(self.connector) || self.connector != 'KvloopConnector'"
+            " || !has(self.enginePlugin) || self.enginePlugin != 'Disabled'",
             holds=lambda it: it.connector is not Connector.KVLOOP or it.engine_plugin is not EnginePlugin.DISABLED,
             field="enginePlugin",
             fault="KvloopConnector comes with it",
