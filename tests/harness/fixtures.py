@@ -22,6 +22,9 @@ BRIEF_TTL_SECONDS = 12
 PIECE = 128
 """Tokens that the second prefill engine computes in one step: a prompt takes many."""
 
+RETAINED_SHARE = 0.3
+"""Of the forgetful decode engine's KV blocks, with KvloopConnector."""
+
 _LEASING = EngineSpec(
     role=Role.DECODE,
     arguments=("--worker-extension-cls", WORKER_EXTENSION),
@@ -51,7 +54,11 @@ KVLOOP_SPECS = (
     # Blocks are hashed for the connector where no cache wants it too: on a reader and on an issuer of handles.
     replace(SPECS[1], prefix_caching=False),
     SPECS[2],
-    replace(SPECS[3], prefix_caching=False),
+    replace(
+        SPECS[3],
+        prefix_caching=False,
+        transfer_config={**SPECS[3].transfer_config, "kvloop_retained_share_limit": RETAINED_SHARE},
+    ),
 )
 
 REAL_ENGINES = (pytest.mark.engine, pytest.mark.timeout(1200), pytest.mark.xdist_group("engines"))
