@@ -49,6 +49,7 @@ async def over(directory: Path, engines: Engines, decode: Engine, **changes: Any
     async with routing(directory, entries, kvTransfer=transfer, handleTtlSeconds=TTL_SECONDS - 30, **changes) as router:
         yield router
     await holds_nothing(decode)
+    assert state(decode)["counters"]["released_while_read"] == 0
 
 
 async def end(router: RouterUnderTest, conversation: str) -> int:
