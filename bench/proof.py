@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -77,20 +77,22 @@ def microseconds(action: Callable[[], object]) -> float:
     return round(median(times) * 1e6, 1)
 
 
-def _chunk(**choice: object) -> bytes:
+def _chunk(*, others: Mapping[str, object] | None = None, **choice: object) -> bytes:
     event = {
         "id": "chatcmpl-9f2c",
         "object": "chat.completion.chunk",
         "created": 1,
         "model": "qwen",
         "choices": [{"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": None, **choice}],
+        **(others or {}),
     }
-    return b"data: " + json.dumps(event).encode() + b"\n\n"
+    return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
 
 
 CHUNKS = (
     ("a chunk without token ids", _chunk()),
     ("a chunk with token ids", _chunk(token_ids=[4711])),
+    ("a chunk of vLLM 0.33", _chunk(token_ids=[4711], others={"kv_transfer_params": None})),
 )
 
 if __name__ == "__main__":
