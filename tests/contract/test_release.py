@@ -178,6 +178,7 @@ class TestRejected:
         assert (pair.other_prefill.metrics() - before).external_hits == handle.tokens
         assert second.answer_ids == legs.cold(pair.prefill, pair.decode, history).answer_ids
 
+    @pytest.mark.long
     def test_decode_leg_refused_leaves_prefills_blocks_to_their_lease(self, pair: Pair, legs: Legs) -> None:
         messages = story("decode refuses")
         reply = legs.prefill(pair.prefill, messages, cache_salt=fresh_salt())

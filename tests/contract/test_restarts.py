@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.contract.conftest import Pair
 from tests.contract.legs import Legs, continued, fresh_salt, story, tokenize
+
+pytestmark = pytest.mark.long
 
 
 def test_prefill_that_restarted_reads_a_handle_from_before(pair: Pair, legs: Legs) -> None:

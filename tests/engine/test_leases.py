@@ -20,7 +20,7 @@ from tests.harness import client
 from tests.harness.client import Reply
 from tests.harness.engines import Engine, EngineSpec, Kind, start, wait_until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200), pytest.mark.xdist_group("engines")]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1200), pytest.mark.xdist_group("engines")]
 
 TTL_SECONDS = 30
 """Retention without renewal: waited for by one test, and longer than what is freed at once takes."""

@@ -25,7 +25,7 @@ WORK = " ".join(["The agent reads the ticket, looks at the code and runs the tes
 MORE = " ".join(["Now look at the second file and say what it does."] * 3)
 
 
-@pytest.fixture(params=[Kind.VLLM, Kind.VLLM_KVLOOP])
+@pytest.fixture(params=[pytest.param(Kind.VLLM, marks=pytest.mark.stock), Kind.VLLM_KVLOOP])
 def engines(request: pytest.FixtureRequest) -> Engines:
     """The shared engines of both connectors."""
     found = request.getfixturevalue(f"{request.param.replace('-', '_')}_engines")
