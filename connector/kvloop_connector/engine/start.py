@@ -23,8 +23,8 @@ _LONGEST_LEASE_SECONDS = 3600
 _DECODER_TTL_SECONDS = 480
 """vLLM's own default (``nixl/base_scheduler.py:180``)."""
 
-TRIED_VERSIONS = frozenset({"0.32.0"})
-"""vLLM versions on which the tests of the connector ran."""
+TRIED_VERSIONS = frozenset({"0.32.0", "0.33.0"})
+"""vLLM versions on which the tests of the connector ran; 0.33.0 unofficially: its Python code on 0.32.0's CPU build."""
 
 _ROLES = {"kv_producer": Role.PREFILL, "kv_consumer": Role.DECODE}
 
