@@ -21,7 +21,8 @@ from kvloop_operator.api.v1alpha1 import Connector, DisaggregatedInference
 from kvloop_operator.api.v1alpha1.arguments import own_arguments
 from kvloop_operator.desired import desired
 from kvloop_operator.facts import Facts, OperatorSettings, SecretMaterial
-from kvloop_operator.manifests.common import plain
+from kvloop_operator.manifests.common import Context, plain
+from kvloop_operator.manifests.connector import streams_carry_handles
 
 BIND_ADDRESS = "$(POD_IP)"
 """A pod's own address: all pods of this machine share its interfaces."""
@@ -94,7 +95,12 @@ def prepare(
             fault = "spec.kvTransfer.connector: simulated engines have NixlConnector only"
             raise InvalidFile(f"{file}: {fault}; use it, or --engine vllm")
         version = told = str(facts.engine.version) if facts.engine is not None else "0.33.0"
-        image = simulated_engine(state_dir / "bin", version=version, time_scale=time_scale)
+        image = simulated_engine(
+            state_dir / "bin",
+            version=version,
+            time_scale=time_scale,
+            stream_handles=streams_carry_handles(Context(resource, facts, "")),
+        )
         notices.insert(0, "engines are SIMULATED: no model runs, texts are made up, times follow a model of timing")
         host_paths: tuple[Path, ...] = ()
     else:

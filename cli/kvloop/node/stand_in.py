@@ -98,10 +98,15 @@ def tiny_model(environment: EngineEnvironment) -> Path:
     return target
 
 
-def simulated_engine(directory: Path, *, version: str, time_scale: float) -> ProcessImage:
-    """vLLM's command line, answered by the simulator. ``directory`` gets the program that stands for ``vllm``."""
+def simulated_engine(directory: Path, *, version: str, time_scale: float, stream_handles: bool) -> ProcessImage:
+    """vLLM's command line, answered by the simulator. ``directory`` gets the program that stands for ``vllm``.
+
+    stream_handles: whether streamed answers carry the handle, on whichever version.
+    """
     words = [sys.executable, "-m", "kvloop_sim"]
     own = ["--sim-version", version, "--sim-time-scale", f"{time_scale:g}"]
+    if stream_handles:
+        own.append("--sim-stream-handles")
     directory.mkdir(parents=True, exist_ok=True)
     program = directory / "vllm"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@" {shlex.join(own)}\n')
