@@ -21,7 +21,7 @@ KEPT_SECONDS = 30
 """The router believes that engines retain for so long and a margin; this one does for a few seconds only."""
 
 
-@pytest.fixture(params=[Kind.VLLM, Kind.VLLM_KVLOOP])
+@pytest.fixture(params=[pytest.param(Kind.VLLM, marks=pytest.mark.stock), Kind.VLLM_KVLOOP])
 def engines(request: pytest.FixtureRequest) -> Engines:
     """The shared engines of both connectors."""
     found = request.getfixturevalue(f"{request.param.replace('-', '_')}_engines")
