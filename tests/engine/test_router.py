@@ -31,7 +31,7 @@ LOOKING: dict[str, Any] = {"everyNthWarmTurn": 1, "leastToleranceNats": 0.01}
 MORE = " ".join(["Now look at the second file and say what it does."] * 3)
 
 
-@pytest.fixture(params=[Kind.VLLM, Kind.VLLM_KVLOOP])
+@pytest.fixture(params=[pytest.param(Kind.VLLM, marks=pytest.mark.stock), Kind.VLLM_KVLOOP])
 def engines(request: pytest.FixtureRequest) -> Engines:
     """The shared engines of both connectors."""
     found = request.getfixturevalue(f"{request.param.replace('-', '_')}_engines")
