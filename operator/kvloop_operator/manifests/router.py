@@ -74,6 +74,10 @@ def router_config(context: Context) -> dict[str, Any]:
         },
         "handleStore": {"kind": "memory", "maxHandles": router.handle_store.max_handles},
         "canary": {"enabled": router.canary.enabled},
+        "truthSampling": {
+            "everyNthWarmTurn": router.truth_sampling.every_nth_warm_turn,
+            "leastToleranceNats": router.truth_sampling.least_tolerance_nats,
+        },
         "reuse": router.reuse,
         # Else nobody would be there to tell clients when to come back.
         "suspended": any(context.replicas(role) == 0 for role in Role),

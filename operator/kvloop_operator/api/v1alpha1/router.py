@@ -47,6 +47,16 @@ class Canary(Part):
     enabled: bool = True
 
 
+class TruthSampling(Part):
+    """One warm turn in so many is computed anew beside, and its first token compared."""
+
+    every_nth_warm_turn: Annotated[int, Field(ge=0, le=1000000)] = 1000
+    """Of each pair of engines; 0 for none."""
+    least_tolerance_nats: Annotated[float, Field(gt=0, le=2)] = 0.5
+    """How far apart, in the mean of a token, the two answers' log-probabilities may be whatever the engines' own noise
+    is."""
+
+
 class Limits(Part):
     """What one request may be."""
 
@@ -92,6 +102,7 @@ class RouterSpec(Part):
     api_keys_secret_ref: SecretKeyRef | None = None
     """Secret with one API key a line. Without it every caller is served, as one tenant."""
     canary: Canary = defaulted(Canary)
+    truth_sampling: TruthSampling = defaulted(TruthSampling)
     limits: Limits = defaulted(Limits)
     timeouts: Timeouts = defaulted(Timeouts)
     handle_store: HandleStore = defaulted(HandleStore)
