@@ -236,7 +236,7 @@ async def test_honest_reuse_is_looked_at_and_agrees(engines: Engines, tmp_path: 
             assert got.path == "warm" or got.reason == ("below_threshold" if warm else "miss")
             warm += got.path == "warm"
 
-        assert warm >= 3
+        assert warm > 1
         assert await talk.samples() == {"calibrated": 1, "agrees": warm - 1}
         # What was computed anew retains nothing.
         assert await asyncio.to_thread(wait_until, lambda: holds_nothing(engines.prefill[0]))
