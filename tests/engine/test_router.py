@@ -239,6 +239,7 @@ async def test_honest_reuse_is_looked_at_and_agrees(engines: Engines, tmp_path: 
         assert await asyncio.to_thread(wait_until, lambda: holds_nothing(engines.prefill[0]))
 
 
+@pytest.mark.stock
 async def test_wrong_reuse_of_stock_engines_is_found_and_stops(vllm_engines: Engines, tmp_path: Path) -> None:
     engines, decode = vllm_engines, vllm_engines.decode[0]
     first, second = engines.prefill
