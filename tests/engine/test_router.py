@@ -258,7 +258,7 @@ async def test_wrong_reuse_of_stock_engines_is_found_and_stops(vllm_engines: Eng
         await talk.settled()
         assert (got.path, await talk.samples()) == ("warm", {"calibrated": 1})
 
-        read_blocks_of(router.store, reader=talk.name, read=longer.name)
+        await read_blocks_of(router.store, reader=talk.name, read=longer.name)
         wrong, counted = await talk.turn(MORE)
         await talk.settled()
 
@@ -274,12 +274,12 @@ async def test_wrong_reuse_of_stock_engines_is_found_and_stops(vllm_engines: Eng
         assert got.content == await talk.cold_text()
 
 
-def read_blocks_of(store: MemoryStore, *, reader: str, read: str) -> None:
+async def read_blocks_of(store: MemoryStore, *, reader: str, read: str) -> None:
     """Have the handle of one conversation name the blocks of another."""
-    entries = {entry.kept.conversation: entry for entry in store._entries.values()}
-    handle, others = entries[reader].kept.handle, entries[read].kept.handle
-    blocks = others.block_ids[0][: len(handle.block_ids[0])]
-    entries[reader].kept = replace(entries[reader].kept, blocks=(to_ranges(blocks),))
+    kept = {entry.kept.conversation: entry.kept for entry in store._entries.values()}
+    own, others = kept[reader].handle.block_ids[0], kept[read].handle.block_ids[0]
+    assert await store.withdraw(kept[reader].ident)
+    await store.put(replace(kept[reader], blocks=(to_ranges(others[: len(own)]),)))
 
 
 async def test_canary_sees_kv_move_both_ways_between_each_pair(engines: Engines, tmp_path: Path) -> None:
