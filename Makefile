@@ -107,6 +107,15 @@ cluster-parts-if-possible: install
 test-cluster: install cluster-parts-if-possible engine-environment ## What runs on a real control plane and a real node (Linux, root, Debian's packages)
 	@$(MAKE) -j 2 --output-sync=line test-control-plane test-node
 
+RUNS ?= 20
+
+.PHONY: test-cluster-repeatedly
+test-cluster-repeatedly: install ## The same RUNS times in a row, to find what fails now and then; says how many were green
+	@green=0; for run in $$(seq $(RUNS)); do \
+	  if $(MAKE) test-cluster; then green=$$((green + 1)); fi; \
+	  echo "$$green of $$run runs were green"; \
+	done; test $$green = $(RUNS)
+
 .PHONY: test-control-plane
 test-control-plane: install
 	$(PYTEST) -n 2 --dist loadfile tests/control_plane
