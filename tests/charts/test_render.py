@@ -236,7 +236,7 @@ def test_a_default_can_be_taken_back_by_null(helm: Helm) -> None:
 
 def test_a_memory_limit_and_no_limit_of_the_processor(helm: Helm) -> None:
     resources = container(helm.render(CHART))["resources"]
-    assert resources == {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}}
+    assert resources == {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
 
 
 def test_one_operator_at_a_time(helm: Helm) -> None:
