@@ -8,11 +8,19 @@ What goes between the processes is plain lists, maps and numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvloop_connector.errors import InvalidAnswer
+from kvloop_connector.errors import InvalidAnswer, UnsupportedEngine
+from kvloop_connector.settings import LONGEST_LEASE
+
+LONGEST_LEASE_SECONDS = 3600
+"""How long blocks are retained at most where nobody says it."""
+
+_DECODER_TTL_SECONDS = 480
+"""vLLM's own default (``nixl/base_scheduler.py:180``)."""
 
 Deadlines = MutableMapping[str, float]
 """Request id -> until when its blocks are retained, on the rank's clock."""
@@ -20,6 +28,18 @@ Deadlines = MutableMapping[str, float]
 RankAnswer = dict[str, Any]
 """What a rank answers: ``{"held": [ids]}``, ``{"renewed": {id: [increment, remaining, number]}, "engine_id": …}``, or
 ``{"fault": why it could do nothing}``."""
+
+
+def renewable_seconds(extra: Mapping[str, Any]) -> float:
+    """How many seconds all renewals together may add to a decode engine's deadline; raises UnsupportedEngine."""
+    ttl = extra.get("decoder_kv_blocks_ttl", _DECODER_TTL_SECONDS)
+    longest = extra.get(LONGEST_LEASE, max(LONGEST_LEASE_SECONDS, ttl))
+    if isinstance(longest, bool) or not isinstance(longest, int | float) or not ttl <= longest < math.inf:
+        raise UnsupportedEngine(
+            f"kv_connector_extra_config.{LONGEST_LEASE} is {longest}: use a number of seconds, "
+            f"decoder_kv_blocks_ttl ({ttl}) or more"
+        )
+    return float(longest - ttl)
 
 
 class RankLeases:

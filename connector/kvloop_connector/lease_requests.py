@@ -36,6 +36,10 @@ PLUGIN = "kvloop_leases"
 """Name of the entry point that adds the paths. vLLM loads it only where ``VLLM_PLUGINS`` names it, and that variable
 then lists what is loaded of *every* group: kvloop's other plug-in and the platform's own have to be named too."""
 
+ALLOW_VARIABLE = "KVLOOP_LEASES"
+"""Environment variable of an engine: with ``1`` kvloop's package names them itself (``engine/allow_leases.py``), unless
+``VLLM_PLUGINS`` is set."""
+
 WORKER_EXTENSION = "kvloop_connector.engine.lease_worker.LeaseWorker"
 """What ``--worker-extension-cls`` has to be for them to work."""
 

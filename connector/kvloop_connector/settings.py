@@ -44,8 +44,25 @@ KEY_FILE = "kvloop_key_file"
 REVISION = "kvloop_revision"
 """Key of ``kv_connector_extra_config``, for KvloopConnector: the engine's KV revision."""
 
+LONGEST_LEASE = "kvloop_longest_lease_seconds"
+"""Key of ``kv_connector_extra_config``, for engines with leases: how long blocks are retained at most, with all
+renewals. An hour if absent, or ``decoder_kv_blocks_ttl`` if that is longer."""
+
+RETAINED_SHARE = "kvloop_retained_share_limit"
+"""Key of ``kv_connector_extra_config``, for KvloopConnector: the share (0 to 1) of a decode engine's KV blocks that may
+be retained; a turn that would pass it has no handle. No limit if absent."""
+
 OWN_EXTRA_KEYS = frozenset(
-    {"bidirectional_kv_xfer", "decoder_kv_blocks_ttl", "kv_recompute_threshold", "backends", KEY_FILE, REVISION}
+    {
+        "bidirectional_kv_xfer",
+        "decoder_kv_blocks_ttl",
+        "kv_recompute_threshold",
+        "backends",
+        KEY_FILE,
+        REVISION,
+        LONGEST_LEASE,
+        RETAINED_SHARE,
+    }
 )
 """Keys of ``kv_connector_extra_config`` that kvloop sets itself."""
 
@@ -109,8 +126,25 @@ class Verification:
     revision: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long, and how much, decode engines with kvloop's package retain beyond what the settings say. Of no account
+    for whether two engines may exchange KV.
+
+    longest_lease_seconds: LONGEST_LEASE.
+    share_limit: RETAINED_SHARE.
+    """
+
+    longest_lease_seconds: int | None = None
+    share_limit: float | None = None
+
+
 def transfer_config(
-    settings: KVTransferSettings, role: Role, *, verification: Verification | None = None
+    settings: KVTransferSettings,
+    role: Role,
+    *,
+    verification: Verification | None = None,
+    retention: Retention | None = None,
 ) -> dict[str, Any]:
     """The value of ``--kv-transfer-config`` for engines of ``role``: with KvloopConnector where ``verification`` is
     given, and then VERIFIED_ARGUMENTS have to be on the command line too; with NixlConnector where it is not.
@@ -128,6 +162,9 @@ def transfer_config(
     extra.update(settings.extra)
     if verification is not None:
         extra |= {KEY_FILE: verification.key_file, REVISION: verification.revision}
+    if retention is not None:
+        limits = {LONGEST_LEASE: retention.longest_lease_seconds, RETAINED_SHARE: retention.share_limit}
+        extra |= {key: limit for key, limit in limits.items() if limit is not None}
     return {
         "kv_connector": _CONNECTOR_NAME,
         **({} if verification is None else {"kv_connector_module_path": _CONNECTOR_MODULE}),
@@ -138,8 +175,12 @@ def transfer_config(
 
 
 def transfer_config_argument(
-    settings: KVTransferSettings, role: Role, *, verification: Verification | None = None
+    settings: KVTransferSettings,
+    role: Role,
+    *,
+    verification: Verification | None = None,
+    retention: Retention | None = None,
 ) -> str:
     """``transfer_config`` as the compact JSON that goes on the command line; equal settings give equal bytes."""
-    config = transfer_config(settings, role, verification=verification)
+    config = transfer_config(settings, role, verification=verification, retention=retention)
     return json.dumps(config, separators=(",", ":"), sort_keys=True)

@@ -6,16 +6,15 @@ A check yields a fault for everything it finds; the operator turns faults into t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from kvloop_connector.settings import Role
 from kvloop_operator import names
-from kvloop_operator.api.v1alpha1 import Accelerator, Connector, DisaggregatedInference, EFAMode
+from kvloop_operator.api.v1alpha1 import Accelerator, DisaggregatedInference, EFAMode
 from kvloop_operator.api.v1alpha1.faults import path_of, shown, value_at
-from kvloop_operator.engine_versions import KVLOOP_CONNECTOR, NEWEST_KNOWN, OLDEST
+from kvloop_operator.engine_versions import NEWEST_KNOWN, OLDEST
 from kvloop_operator.errors import Fault
 from kvloop_operator.facts import (
     EFA_RESOURCE,
@@ -30,15 +29,18 @@ from kvloop_operator.facts import (
 from kvloop_operator.manifests import connector, engine, router
 from kvloop_operator.manifests.common import Context, plain
 from kvloop_operator.manifests.overlay import own_paths
+from kvloop_operator.transfer_checks import (
+    connector_starts,
+    handshake_is_checked,
+    leases_are_there,
+    plugin_works,
+    version_field,
+)
 
 Check = Callable[[DisaggregatedInference, Facts], Iterator[Fault]]
 
 _OWN_MOUNTS = ("/dev/shm", names.MODELS_DIRECTORY, names.CACHE_DIRECTORY)  # noqa: S108 (in the pod)
-_CONNECTOR_MOUNTS = (names.CONNECTOR_DIRECTORY, names.SEAL_DIRECTORY)
 _CPU_BLOCK_STEP = 32
-_NOT_WITH_KVLOOPS_CONNECTOR = (
-    r"(--(prefix[-_]caching[-_]hash[-_]algo|decode[-_]context[-_]parallel[-_]size)|-dcp)([= ].*)?"
-)
 
 
 def check(resource: DisaggregatedInference, facts: Facts) -> list[Fault]:
@@ -59,13 +61,19 @@ class Note:
 
 def notes(resource: DisaggregatedInference, facts: Facts) -> list[Note]:
     """What works less well than the user may expect."""
-    can, field = facts.engine, _version_field(resource)
+    can, field = facts.engine, version_field(resource)
     found: list[Note] = []
     if can is None:
         return found
-    if not connector.streams_carry_handles(Context(resource, facts, "")):
+    context = Context(resource, facts, "")
+    if not connector.streams_carry_handles(context):
         text = f"streamed answers of vLLM {can.version} carry no KV handle without kvloop's engine plug-in"
-        found.append(Note(field, text))
+        remedy = "; kvTransfer.enginePlugin: Enabled brings it" if can.kvloop_connector else ""
+        found.append(Note(field, text + remedy))
+    for role in Role:
+        obstacle = connector.obstacle_to_leases(context, role) if connector.has_plugin(context) else None
+        if obstacle is not None:
+            found.append(Note(obstacle, f"what {role} engines retain can be neither released nor renewed with it"))
     if not can.multi_group_reuse:
         found.append(Note(field, f"no KV is reused on vLLM {can.version} by models with more than one KV group"))
     if not can.run_here:
@@ -89,38 +97,10 @@ def engine_is_new_enough(resource: DisaggregatedInference, facts: Facts) -> Iter
     """Before OLDEST an expired read returns another request's KV."""
     if facts.engine is None or facts.engine.bidirectional:
         return
-    field = _version_field(resource)
+    field = version_field(resource)
     value = resource.spec.engine.version or resource.spec.engine.image
     fault = f"vLLM {facts.engine.version} reads KV back after its time to live and answers with another request's text"
     yield Fault(field, shown(value), fault, f"use an image with vLLM {OLDEST} or later")
-
-
-def connector_starts(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
-    """KvloopConnector ends an engine at its start where it was not tried or has nothing to prove."""
-    spec = resource.spec
-    if spec.kv_transfer.connector is not Connector.KVLOOP:
-        return
-    if facts.engine is not None and not facts.engine.kvloop_connector:
-        tried = " and ".join(str(version) for version in KVLOOP_CONNECTOR)
-        fault = f"KvloopConnector was tried with vLLM {tried} only"
-        value = shown(spec.engine.version or spec.engine.image)
-        yield Fault(_version_field(resource), value, fault, "use such an image, or kvTransfer.connector NixlConnector")
-    if not spec.kv_transfer.bidirectional_kv_xfer:
-        fault = "KvloopConnector has nothing to prove where no KV is read back"
-        yield Fault("spec.kvTransfer.bidirectionalKvXfer", "false", fault, "remove it, or use NixlConnector")
-    for index, argument in enumerate(spec.engine.args):
-        if re.fullmatch(_NOT_WITH_KVLOOPS_CONNECTOR, argument):
-            field, fault = f"spec.engine.args[{index}]", "KvloopConnector sets this itself, or was not tried with it"
-            yield Fault(field, shown(argument), fault, "remove it and its value, or use NixlConnector")
-
-
-def handshake_is_checked(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
-    """Without it engines that cannot exchange KV do so all the same."""
-    key = "enforce_handshake_compat"
-    value = resource.spec.kv_transfer.extra_config.get(key)
-    if value not in (None, "true"):
-        field, fault = f"spec.kvTransfer.extraConfig.{key}", "engines that differ would read one another's KV"
-        yield Fault(field, shown(value), fault, "remove it")
 
 
 def engine_template_is_known(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
@@ -301,8 +281,8 @@ def device_resources_are_kvloops(resource: DisaggregatedInference, facts: Facts)
 
 def volume_mounts_fit(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
     """Every mount has a volume, and none covers kvloop's own."""
-    kvloops = resource.spec.kv_transfer.connector is Connector.KVLOOP
-    own = (*_OWN_MOUNTS, *(_CONNECTOR_MOUNTS if kvloops else ()))
+    connectors = (mount["mountPath"] for mount in connector.mounts(Context(resource, facts, "")))
+    own = (*_OWN_MOUNTS, *connectors)
     for role, spec in _roles(resource):
         volumes = {volume.name for volume in spec.volumes}
         for index, mount in enumerate(spec.volume_mounts):
@@ -335,7 +315,6 @@ def everything_asked_for_is_there(resource: DisaggregatedInference, facts: Facts
     """Fields of the API that this version does not act on: better refused than ignored."""
     spec = resource.spec
     asked: list[tuple[str, Any]] = [
-        ("kvTransfer.retainedShareLimit", spec.kv_transfer.retained_share_limit),
         ("security.tls", spec.security.tls),
         ("router.handleStore.url", spec.router.handle_store.url),
         ("router.replicas", spec.router.replicas if spec.router.replicas > 1 else None),
@@ -351,6 +330,8 @@ CHECKS: tuple[Check, ...] = (
     engine_version_is_known,
     engine_is_new_enough,
     connector_starts,
+    plugin_works,
+    leases_are_there,
     handshake_is_checked,
     engine_template_is_known,
     instance_types_are_known,
@@ -379,7 +360,3 @@ def _types_unknown(resource: DisaggregatedInference, facts: Facts) -> bool:
 
 def _devices_unfit(own: RoleFacts) -> bool:
     return own.devices.denominator != 1 or (own.instance is not None and own.devices > own.instance.devices)
-
-
-def _version_field(resource: DisaggregatedInference) -> str:
-    return "spec.engine.image" if resource.spec.engine.version is None else "spec.engine.version"

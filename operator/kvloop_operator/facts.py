@@ -47,7 +47,7 @@ class SecretMaterial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveConnector:
-    """The image that a role's engines have KvloopConnector from now, and the KV revision of these engines."""
+    """The image that a role's engines have kvloop's package from now, and the KV revision of these engines."""
 
     image: str
     kv_revision: str
@@ -65,7 +65,7 @@ class OperatorSettings:
     operator_namespace: where the operator polls the routers' admin ports from; None lets every pod through to them.
     kv_heads: number of KV heads by model id, beside what the resource says.
     live_template_version: engine template that the resource's engines run now; None before there are any.
-    live_connectors: what the resource's engines have KvloopConnector from now, of the roles where they have it.
+    live_connectors: what the resource's engines have kvloop's package from now, of the roles where they have it.
     """
 
     router_image: str = "kvloop/router:v0.1.0"

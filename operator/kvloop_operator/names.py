@@ -23,7 +23,7 @@ ROUTER = "router"
 ENGINE_CONTAINER = "engine"
 ROUTER_CONTAINER = "router"
 CONNECTOR_CONTAINER = "kvloop-connector"
-"""The init container that brings KvloopConnector into an engine's pod."""
+"""The init container that brings kvloop's package into an engine's pod."""
 
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"

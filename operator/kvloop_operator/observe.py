@@ -142,7 +142,7 @@ def statefulset_of(live: Live, wanted: Object) -> StatefulSet | None:
 
 
 def live_connector(statefulset: Object) -> LiveConnector | None:
-    """What a role's engines have KvloopConnector from; None where they do not have it."""
+    """What a role's engines have kvloop's package from; None where they do not have it."""
     template = part(statefulset, "spec", "template")
     for container in entries(template, "spec", "initContainers"):
         if container.get("name") == names.CONNECTOR_CONTAINER:

@@ -74,9 +74,10 @@ def replica_failure(live: Live, deployment: str) -> Refusal | None:
     return Refusal("ReplicaSet", f"{name}-", text(failure, "message")) if failure.get("status") == "True" else None
 
 
-def any_pending(pods: Iterable[Object]) -> bool:
-    """Whether a pod has yet to get as far as a container."""
-    return any(text(pod, "status", "phase") == "Pending" and not is_terminating(pod) for pod in pods)
+def stuck_at(pods: Iterable[Object], now: float) -> float | None:
+    """When the next pod will count as stuck, if nothing changes: no watch tells of that."""
+    moments = [moment for pod in pods if (moment := _stuck_at(pod)) is not None and moment >= now]
+    return min(moments, default=None)
 
 
 def still_needed(live: Live, kind: str, name: str) -> bool:
@@ -106,13 +107,19 @@ def _may_bring_back_the_old(statefulset: Object) -> bool:
 
 
 def _is_stuck(pod: Object, now: float) -> bool:
+    moment = _stuck_at(pod)
+    return moment is not None and now > moment
+
+
+def _stuck_at(pod: Object) -> float | None:
+    """Until when a pod that has a node and no container yet may be on its way to one."""
     if is_terminating(pod) or text(pod, "status", "phase") != "Pending":
-        return False
+        return None
     placed = condition(pod, "PodScheduled")
     since = seconds(text(placed, "lastTransitionTime"))
     waiting = [text(status, "state", "waiting", "reason") for status in entries(pod, "status", "containerStatuses")]
     not_begun = all(reason in ("ContainerCreating", "PodInitializing") for reason in waiting)
-    return placed.get("status") == "True" and not_begun and since is not None and now - since > STUCK_SECONDS
+    return since + STUCK_SECONDS if placed.get("status") == "True" and not_begun and since is not None else None
 
 
 def _runs(pod: Object) -> bool:

@@ -36,11 +36,10 @@ from kvloop_operator.live import Live, Object, Refusal, text
 from kvloop_operator.manifests.common import Manifest
 from kvloop_operator.observe import is_ready, is_terminating, live_connector
 from kvloop_operator.pods import (
-    STUCK_SECONDS,
-    any_pending,
     engine_processes,
     replica_failure,
     router_pods,
+    stuck_at,
     unexplained,
     unverified_pairs,
 )
@@ -55,11 +54,13 @@ _log = logging.getLogger(__name__)
 
 _DRAINING_SECONDS: Final = 1.0
 _VERIFYING_SECONDS: Final = (1.0, 15.0)
+_WATCHING_SECONDS: Final = 60.0
 _MISSING_SECONDS: Final = 10.0
 _EXPLAINING: Final = {
     "StatefulSet": ("FailedCreate",),
     "Pod": ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"),
 }
+_JUST_AFTER_SECONDS: Final = 0.1
 _PREDECESSOR_SECONDS: Final = 1.0
 _PROBLEM_SECONDS: Final = 15.0
 _LAST_PROBLEM_SECONDS: Final = 600.0
@@ -71,7 +72,7 @@ class _Memory:
 
     secret: the router's Secret as last read; secret_read: since the last whole list.
     pairs: the newest report on each pair of pods. processes: the engines that these are about.
-    polls: how often in a row a pair was not verified yet.
+    polls: how often in a row a pair was not verified yet. asked: when the routers were asked last, in Unix seconds.
     resisted: writes that something else undoes. refused: how often in a row the API server refused a write.
     """
 
@@ -81,6 +82,7 @@ class _Memory:
     pairs: dict[tuple[str, str], PairReport] = field(default_factory=dict)
     processes: dict[str, str] = field(default_factory=dict)
     polls: int = 0
+    asked: float = 0.0
     resisted: dict[Place, Resisted] = field(default_factory=dict)
     refused: int = 0
 
@@ -236,16 +238,24 @@ class _Pass:
         self.memory.processes = now
 
     async def _ask_routers(self, resource: DisaggregatedInference, facts: Facts) -> Reports:
-        """What the routers say, asked only while something drains or a pair is not verified yet."""
+        """What the routers say, asked while something drains or a pair is not verified yet, and else once a minute:
+        what is reused can be found wrong at any time."""
         pods = self._live().pods
         self._forget_processes_that_ended(pods)
         draining = any(names.LABEL_DRAINING in pod["metadata"].get("labels", {}) for pod in pods)
         routers = router_pods(pods)
         unverified = resource.spec.router.canary.enabled and unverified_pairs(pods, self.memory.pairs)
-        material = facts.secret_material
-        if material is None or not routers or not (draining or unverified):
+        material, now = facts.secret_material, self.owner.clock()
+        reuses = resource.spec.router.reuse and resource.spec.kv_transfer.bidirectional_kv_xfer
+        watched = reuses and any(is_ready(pod) for pod in routers)
+        if watched:
+            self.again.append(_WATCHING_SECONDS)
+        due = watched and now - self.memory.asked >= _WATCHING_SECONDS
+        if not unverified:
             self.memory.polls = 0
+        if material is None or not routers or not (draining or unverified or due):
             return Reports(routers=len(routers))
+        self.memory.asked = now
         reports = await self.owner.routers.ask(routers, material.admin_token)
         leaving = {pod["metadata"]["name"] for pod in routers if is_terminating(pod)}
         staying = [report for report in reports.answered if report.router not in leaving]
@@ -296,7 +306,8 @@ class _Pass:
         live = self._live()
         of_routers = replica_failure(live, self.key.name)
         found = [of_routers] if of_routers is not None else []
-        for kind, name in unexplained(live, self.key.name, self.owner.clock()):
+        now = self.owner.clock()
+        for kind, name in unexplained(live, self.key.name, now):
             fields = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
             events, _ = await self.owner.api.list(EVENT, self.key.namespace, fields=fields)
             told = [each for each in events if each.get("reason") in _EXPLAINING[kind]]
@@ -304,9 +315,9 @@ class _Pass:
             if latest is not None:
                 found.append(Refusal(kind, name, text(latest, "message")))
             self.again.append(_MISSING_SECONDS)
-        if any_pending(live.pods):
-            # Nothing changes in a pod that gets no further.
-            self.again.append(STUCK_SECONDS)
+        moment = stuck_at(live.pods, now)
+        if moment is not None:
+            self.again.append(moment - now + _JUST_AFTER_SECONDS)
         return tuple(found)
 
     async def _say(

@@ -6,7 +6,7 @@ changes, a finalizer for timers and daemons (kopf 1.45, ``on.py``, ``requires_fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
 from typing import Any, Final
 
@@ -34,6 +34,21 @@ class _Forever:
         return chain(_FIRST_BACKOFFS, repeat(_LAST_BACKOFF))
 
 
+class _NoDifferences(kopf.DiffBaseStorage):
+    """Nothing to compare events with: kopf would copy every object twice to find changes for handlers of changes."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[kopf.FieldSpec] | None = None) -> kopf.BodyEssence:
+        """Nothing of the object."""
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        """What ``build`` gives."""
+        return self.build(body=body)
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Nothing: the operator writes no annotation."""
+
+
 def labels_of(kind: Kind) -> str:
     """The label selector that a kind is listed and watched with."""
     return "" if kind is RESOURCE else CHILD_LABELS
@@ -44,6 +59,7 @@ def settings() -> kopf.OperatorSettings:
     result = kopf.OperatorSettings()
     result.posting.enabled = False
     result.scanning.disabled = True
+    result.persistence.diffbase_storage = _NoDifferences()
     result.networking.request_timeout = _REQUEST_SECONDS
     result.networking.connect_timeout = _CONNECT_SECONDS
     result.networking.error_backoffs = _Forever()

@@ -30,14 +30,23 @@ class Background:
         """Pieces of work that have not ended."""
         return len(self._work)
 
+    @property
+    def services(self) -> frozenset[str]:
+        """Names of the services that run."""
+        return frozenset(task.get_name() for task in self._services)
+
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work``, which runs to its end even if whoever awaits is cancelled."""
         return await asyncio.shield(self._keep(work, self._work))
 
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run ``work`` to its end, with nobody who waits for it. An error is logged."""
+        self._keep(_logged(work, name), self._work)
+
     def serve(self, service: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         """Run ``service`` beside everything else, until ``close``. One that fails is logged, and run anew: a router
         without health checks or discovery would look well and serve nobody."""
-        self._keep(_again_and_again(service, name), self._services)
+        self._keep(_again_and_again(service, name), self._services).set_name(name)
 
     async def idle(self) -> None:
         """Wait until no work is left."""
@@ -64,6 +73,13 @@ class Background:
         if not task.cancelled():
             # Looked at here, so that a failure after its client has left is no "exception never retrieved".
             task.exception()
+
+
+async def _logged(work: Coroutine[Any, Any, None], name: str) -> None:
+    try:
+        await work
+    except Exception:  # noqa: BLE001  as for a service
+        _log.exception("%s ended by an error", name)
 
 
 async def _again_and_again(service: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:

@@ -24,6 +24,7 @@ from kvloop_router import exposition, headers, legs, relay
 from kvloop_router.config import Config
 from kvloop_router.engines import Engine, Engines, Upstream
 from kvloop_router.errors import EngineError, EngineRejected
+from kvloop_router.kept import Why
 from kvloop_router.pairs import PairReport, Pairs, Verdict
 from kvloop_router.relay import Ended
 from kvloop_router.release import Releases
@@ -132,7 +133,7 @@ class Canary:
         key = _key(report)
         due = self._not_before.get(key, 0.0) <= self._clock()
         serving = self._serving(report.prefill.name) and self._serving(report.decode.name)
-        if report.verdict is Verdict.VERIFIED or not due or not serving:
+        if report.verdict in (Verdict.VERIFIED, Verdict.WRONG) or not due or not serving:
             return
         played = await self.play(report)
         if played.verdict is Verdict.VERIFIED or not self._drains(report):
@@ -284,6 +285,7 @@ class Canary:
     def _release(self, play: _Play, handle: KVHandle) -> None:
         self._releases.add_handle(
             handle,
+            Why.NOT_KEPT,
             process=play.decode.spec.process,
             decode=play.decode.spec.name,
             kv_revision=play.decode.spec.kv_revision,

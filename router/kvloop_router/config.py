@@ -14,10 +14,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
+from kvloop_connector.lease_ranks import LONGEST_LEASE_SECONDS
 from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS, MINIMUM_DECODER_TTL_SECONDS
 from kvloop_router.errors import InvalidConfig
+from kvloop_router.truth import FLOOR
 
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+_RETAINED_SHARE = 0.5
 _MINIMUM_KEY_BYTES = 16
 _MAXIMUM_KEY_BYTES = 64
 
@@ -80,12 +83,39 @@ class KVTransfer(_Model):
     bidirectional_kv_xfer: bool = True
     kv_recompute_threshold: int = Field(default=64, ge=0)
     decoder_kv_blocks_ttl_seconds: int = Field(default=480, ge=MINIMUM_DECODER_TTL_SECONDS)
+    longest_lease_seconds: int = Field(default=LONGEST_LEASE_SECONDS, ge=1)
+    """How long engines retain at most, with all renewals."""
+    retained_share_limit: float | None = Field(default=None, ge=0, le=1)
+    """The share of a decode engine's KV blocks that kept handles may hold, half of them if absent. An engine with
+    KvloopConnector that is told a limit keeps to it too."""
+
+    @property
+    def retained_share(self) -> float:
+        """The share that counts."""
+        return _RETAINED_SHARE if self.retained_share_limit is None else self.retained_share_limit
+
+    @property
+    def capped_by_engine(self) -> bool:
+        """Whether a turn that would pass the share leaves no handle."""
+        return self.verified_by_engine and self.retained_share_limit is not None
 
     @property
     def verified_by_engine(self) -> bool:
         """Whether prefill itself proves what it reads, so that nothing has to be proven here, and nothing can: its
         handles are sealed, and one whose blocks were cut off is refused."""
         return self.connector == "KvloopConnector"
+
+
+class Leases(_Model):
+    """For how long handles are renewed, at engines that can.
+
+    expected_gap_seconds: what a conversation of which nothing is known is expected to pause between two turns.
+    patience: for how many times the expected pause a handle is renewed.
+    """
+
+    renew: bool = True
+    expected_gap_seconds: float = Field(default=60.0, gt=0)
+    patience: float = Field(default=4.0, ge=0)
 
 
 class Engine(_Model):
@@ -129,6 +159,17 @@ class Canary(_Model):
     enabled: bool = True
 
 
+class TruthSampling(_Model):
+    """every_nth_warm_turn: of each pair of engines, one in so many is computed anew and compared; 0 for none.
+
+    least_tolerance_nats: how far apart the first token's log-probabilities may be, in the mean of a token, whatever the
+        engines' own noise is.
+    """
+
+    every_nth_warm_turn: int = Field(default=1000, ge=0)
+    least_tolerance_nats: float = Field(default=FLOOR, gt=0)
+
+
 class Config(_Model):
     """The whole file."""
 
@@ -139,6 +180,7 @@ class Config(_Model):
     digest_key_file: str
     handle_ttl_seconds: int = Field(default=450, ge=1)
     kv_transfer: KVTransfer = KVTransfer()
+    leases: Leases = Leases()
     engine: Engine
     cache_salt: bool = True
     session_headers: tuple[str, ...] = Field(default=(), strict=False)
@@ -146,6 +188,7 @@ class Config(_Model):
     timeouts: Timeouts = Timeouts()
     handle_store: MemoryStore = MemoryStore()
     canary: Canary = Canary()
+    truth_sampling: TruthSampling = TruthSampling()
     reuse: bool = True
     suspended: bool = False
     """No engines are wanted: the router is ready without them, and answers 503 with ``Retry-After``."""

@@ -17,6 +17,7 @@ import aiohttp
 import orjson
 from aiohttp.abc import AbstractStreamWriter
 
+from kvloop_connector.lease_requests import RELEASE_PATH
 from kvloop_connector.settings import Role
 from kvloop_router import exposition
 from kvloop_router.engine_spec import EngineSpec
@@ -29,6 +30,8 @@ _PROBE_SECONDS = 5.0
 # vLLM's server closes an idle connection after 5 s; whoever reuses one later may lose a request to the race.
 _KEEPALIVE_SECONDS = 4.0
 _FAILED_PROBES = 2
+LACKS_LEASES = frozenset({401, 403, 404, 405, 501})
+"""Statuses that tell that an engine neither releases nor renews by name, at least not for this router."""
 _READ_BYTES = 262_144
 _WRITE_BYTES = 262_144
 
@@ -42,6 +45,7 @@ class Engine:
     probed: whether a check of its health is on its way.
     engine_id: as in its last handle, without the rank.
     version, block_size, kv_blocks, max_model_len, models: None or empty until the engine has told.
+    leases: whether it releases and renews by name what it retains; None until it was asked.
     """
 
     spec: EngineSpec
@@ -56,6 +60,7 @@ class Engine:
     kv_blocks: int | None = None
     max_model_len: int | None = None
     models: tuple[str, ...] = ()
+    leases: bool | None = None
 
     @property
     def turns(self) -> int:
@@ -145,10 +150,12 @@ class Upstream:
 
 
 class Engines:
-    """All engines that discovery names, with one connection pool."""
+    """All engines that discovery names, with one connection pool. ``leasing``: whether decode engines retain anything
+    that could be released or renewed by name."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, connect_seconds: float) -> None:
+    def __init__(self, session: aiohttp.ClientSession, *, connect_seconds: float, leasing: bool = False) -> None:
         self._session = session
+        self._leasing = leasing
         self._connect_seconds = connect_seconds
         self._engines: dict[str, Engine] = {}
         self._changed = asyncio.Event()
@@ -237,6 +244,9 @@ class Engines:
             await self._get(engine, "/health")
             if engine.version is None:
                 await self._learn(engine)
+            if self._leasing and engine.leases is None and engine.spec.role is Role.DECODE:
+                with suppress(EngineError):
+                    engine.leases = await self._offers_leases(engine)
         except EngineError as error:
             engine.failed_probes += 1
             if engine.healthy and engine.failed_probes >= _FAILED_PROBES:
@@ -261,6 +271,14 @@ class Engines:
             raise EngineFailed(
                 engine.spec.name, f"answers that are not an engine's ({type(error).__name__})"
             ) from error
+
+    async def _offers_leases(self, engine: Engine) -> bool | None:
+        """Ask for a release of nothing, which is refused in one way by whoever knows what that is, else in another."""
+        headers = {"Content-Type": "application/json"}
+        async with self._send(engine, "POST", RELEASE_PATH, b"{}", headers, seconds=_PROBE_SECONDS) as response:
+            await response.read()
+            failed = response.status >= 500 and response.status not in LACKS_LEASES
+            return None if failed else response.status == 400
 
     async def _get(self, engine: Engine, path: str) -> bytes:
         async with self._send(engine, "GET", path, None, {}, seconds=_PROBE_SECONDS) as response:
@@ -330,7 +348,7 @@ class Engines:
             raise EngineFailed(name, type(error).__name__) from error
         content_type = response.headers.get("Content-Type", "application/json")
         if response.status >= 500:
-            raise EngineFailed(name, f"status {response.status}")
+            raise EngineFailed(name, f"status {response.status}", status=response.status)
         if response.status >= 400:
             raise EngineRejected(name, response.status, body, content_type)
         return Answer(response.status, content_type, body)

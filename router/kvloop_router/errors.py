@@ -63,7 +63,14 @@ class EngineUnreachable(EngineError):
 
 
 class EngineFailed(EngineError):
-    """A 5xx, a reset, a timeout or a malformed answer; whether the engine read a handle is not known."""
+    """A 5xx, a reset, a timeout or a malformed answer; whether the engine read a handle is not known.
+
+    status: of the answer; 0 where there was none.
+    """
+
+    def __init__(self, engine: str, message: str, *, status: int = 0) -> None:
+        super().__init__(engine, message)
+        self.status = status
 
 
 class EngineRejected(EngineError):

@@ -82,6 +82,14 @@ def same_conversation(recorded: Trail, new: Trail) -> bool:
     return common > recorded.shared and (common < len(new) or new.answered)
 
 
+def goes_on(recorded: Trail, new: Trail) -> bool:
+    """Whether the new history is surely the recorded one's conversation later on: it begins with all of that one, an
+    answer included. Whatever the recorded one's handle retains, the new one's does too.
+    """
+    chat = recorded.shared + 1 < len(recorded)
+    return chat and recorded.answered and common_messages(recorded, new) == len(recorded) < len(new)
+
+
 def _introduction(messages: Sequence[Mapping[str, Any]]) -> int:
     for index, message in enumerate(messages):
         if message["role"] not in _INTRODUCTION:

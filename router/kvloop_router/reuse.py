@@ -13,17 +13,16 @@ from typing import Any
 from kvloop_connector.digest import Retained, retain, reusable_tokens
 from kvloop_connector.errors import InvalidHandle
 from kvloop_connector.handle import KVHandle
-from kvloop_router import legs
+from kvloop_router import leases, legs
 from kvloop_router.config import Config
 from kvloop_router.engines import Engine, Engines
+from kvloop_router.kept import Absence, Found, HandleStore, Kept, Match, Query, Why, packed
+from kvloop_router.leases import Pace
 from kvloop_router.relay import Ended
 from kvloop_router.release import Releases
 from kvloop_router.request import Request
 from kvloop_router.scope import Scope
-from kvloop_router.store import Absence, Found, HandleStore, Kept, Match, Query, packed
 from kvloop_router.turn_log import TurnReport
-
-_RETAINED_SHARE = 0.5
 
 # Each data-parallel rank of one process has an engine id of its own.
 _RANK = re.compile(r"_dp\d+$")
@@ -69,12 +68,17 @@ class Reuse:
         releases: Releases,
         engines: Engines,
         clock: Callable[[], float],
+        epoch: Callable[[], bytes],
     ) -> None:
+        """epoch: that in which what is computed now may be reused; see Scope."""
         self._config = config
         self._store = store
         self._releases = releases
         self._engines = engines
         self._clock = clock
+        self._epoch = epoch
+        margin = config.kv_transfer.decoder_kv_blocks_ttl_seconds - config.handle_ttl_seconds
+        self._longest = max(config.handle_ttl_seconds, config.kv_transfer.longest_lease_seconds - margin)
 
     async def find(self, query: Query, scope: Scope, token_ids: Sequence[int] | None, why_unprovable: str) -> Options:
         """The handles that this turn may use. What is certainly this conversation's and of no use is released.
@@ -109,12 +113,15 @@ class Reuse:
         decode: Engine,
         token_ids: Sequence[int] | None,
         ended: Ended,
+        pace: Pace,
     ) -> str:
         """Keep the handle that a turn left, or release it where nothing can be proven of it.
 
         token_ids: of the prompt; None where the router did not choose them. Gives why nothing was kept, or "".
         """
-        reason = self._unusable(decode, ended) or await self._keep(request, query, scope, decode, token_ids, ended)
+        reason = self._unusable(decode, ended) or await self._keep(
+            request, query, scope, decode, token_ids, ended, pace
+        )
         if reason:
             await self._store.note_absent(
                 query, Absence.BELOW_THRESHOLD if reason == "below_threshold" else Absence.NO_HANDLE
@@ -125,13 +132,13 @@ class Reuse:
         """Release all that is kept of a conversation; gives how many handles."""
         ended = await self._store.end(scope.ident, conversation)
         for kept in ended:
-            self._releases.add(kept)
+            self._releases.add(kept, Why.ENDED)
         return len(ended)
 
     async def discard(self, option: Option) -> None:
         """Release a handle that was found and can go nowhere."""
         if await self._store.withdraw(option.kept.ident):
-            self._releases.add(option.kept)
+            self._releases.add(option.kept, Why.NO_PAIR)
 
     def _proven(self, kept: Kept, scope: Scope, token_ids: Sequence[int]) -> int:
         groups = [sum(count for _, count in runs) for runs in kept.blocks]
@@ -150,7 +157,7 @@ class Reuse:
         """Release what is certainly this conversation's; another one may still want the rest."""
         for match in matches:
             if match.certain and await self._store.withdraw(match.kept.ident):
-                self._releases.add(match.kept)
+                self._releases.add(match.kept, Why.USELESS)
 
     def _unusable(self, decode: Engine, ended: Ended) -> str:
         if ended.handle is None:
@@ -167,15 +174,17 @@ class Reuse:
         decode: Engine,
         token_ids: Sequence[int] | None,
         ended: Ended,
+        pace: Pace,
     ) -> str:
         try:
             handle = KVHandle.parse(ended.handle)
         except InvalidHandle:
             return "malformed"
-        deadline = self._clock() - ended.held_up + self._config.handle_ttl_seconds
+        since = self._clock() - ended.held_up
+        deadline = since + self._config.handle_ttl_seconds
         prompt = token_ids if token_ids is not None else ended.prompt_token_ids
         await self._notice_restart(decode, handle)
-        reason = self._not_worth_keeping(decode, handle) or self._unprovable(request, decode, handle, prompt)
+        reason = self._not_worth_keeping(decode, scope, handle) or self._unprovable(request, decode, handle, prompt)
         if not reason:
             retained = self._retained(scope, decode, handle, prompt, ended)
             params, blocks = packed(handle)
@@ -191,12 +200,16 @@ class Reuse:
                 trail=query.trail,
                 conversation=query.conversation,
                 deadline=deadline,
+                since=since,
+                ends=since + self._longest,
+                pace=pace,
             )
-            for superseded in await self._store.put(kept, max_blocks=_retainable(decode)):
-                self._releases.add(superseded)
+            for given_up in await self._store.put(kept, max_blocks=self._budget(decode, handle)):
+                self._releases.add(given_up.kept, given_up.why)
             return ""
         self._releases.add_handle(
             handle,
+            Why.NOT_KEPT,
             process=decode.spec.process,
             decode=decode.spec.name,
             kv_revision=decode.spec.kv_revision,
@@ -210,18 +223,30 @@ class Reuse:
         if decode.engine_id not in (None, engine_id):
             self._releases.orphan(decode.spec.process)
             await self._store.orphan(decode.spec.process)
+            decode.leases = None
         decode.engine_id = engine_id
 
-    def _not_worth_keeping(self, decode: Engine, handle: KVHandle) -> str:
+    def _not_worth_keeping(self, decode: Engine, scope: Scope, handle: KVHandle) -> str:
+        if scope.epoch != self._epoch():
+            return "wrong_reuse"
         if decode.spec.ending:
             return "engine_ending"
         threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
         if handle.num_tokens < threshold:
             return "below_threshold"
-        most = _retainable(decode)
-        if most is not None and sum(len(group) for group in handle.block_ids) > most:
+        most = self._retainable(decode)
+        if most is not None and _size(handle) > most:
             return "over_budget"
         return ""
+
+    def _retainable(self, decode: Engine) -> int | None:
+        """How many of its blocks an engine may retain: pinned blocks take the room of running requests."""
+        return None if decode.kv_blocks is None else int(decode.kv_blocks * self._config.kv_transfer.retained_share)
+
+    def _budget(self, decode: Engine, newest: KVHandle) -> int | None:
+        """How many of them kept handles may hold."""
+        most, capped = self._retainable(decode), self._config.kv_transfer.capped_by_engine
+        return None if most is None else leases.budget(most, capped=capped, newest=_size(newest))
 
     def _unprovable(self, request: Request, decode: Engine, handle: KVHandle, prompt: Sequence[int] | None) -> str:
         """Why nothing could ever be proven of it here; empty where it can, or where that is the engine's to do."""
@@ -284,6 +309,5 @@ def _unproven(found: Found) -> Options:
     return Options(tuple(options), "" if options else found.absence)
 
 
-def _retainable(decode: Engine) -> int | None:
-    """How many of its blocks an engine may retain: pinned blocks take the room of running requests."""
-    return None if decode.kv_blocks is None else int(decode.kv_blocks * _RETAINED_SHARE)
+def _size(handle: KVHandle) -> int:
+    return sum(len(group) for group in handle.block_ids)

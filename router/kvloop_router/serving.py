@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -15,7 +14,6 @@ from typing import Any
 
 from aiohttp import web
 
-from kvloop_router import legs
 from kvloop_router.admin import AdminApi
 from kvloop_router.api import PublicApi
 from kvloop_router.background import Background
@@ -24,24 +22,25 @@ from kvloop_router.config import Config, read_api_keys, read_digest_key, read_to
 from kvloop_router.discovery import watch
 from kvloop_router.engine_spec import EngineSpec
 from kvloop_router.engines import Engines, open_session
-from kvloop_router.errors import EngineError, EngineUnreachable, Unavailable
-from kvloop_router.headers import upstream
+from kvloop_router.kept import Why
+from kvloop_router.lease_calls import LeaseCalls
+from kvloop_router.leases import Terms
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs, Templates
-from kvloop_router.policy import choose_releaser
-from kvloop_router.release import Pending, Releases
-from kvloop_router.request import Api
+from kvloop_router.release import Releases
+from kvloop_router.releasing import Releaser
+from kvloop_router.renewing import Renewer
 from kvloop_router.state import State
 from kvloop_router.store import MemoryStore
+from kvloop_router.truth_sampling import TruthSampling
 from kvloop_router.turn import Turns
 from kvloop_router.turn_log import TurnLog
 
 _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 0.5
 _HEALTH_SECONDS = 2.0
-_FILLER_SECONDS = 30.0
-_RELEASE_ALL_SECONDS = 5.0
-_RELEASES_AT_ONCE = 8
+_RENEWAL_LEAD = 4
+"""Handles are renewed in this part of their time, the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,34 +56,21 @@ class Router:
     store: MemoryStore
     releases: Releases
     background: Background
-    release: Callable[[Pending], Awaitable[None]]
+    releaser: Releaser
+    truth_sampling: TruthSampling
 
     async def drained(self) -> None:
         """Take no new turns, and wait until the running ones and the legs of clients that left have ended."""
         self.state.draining = True
+        self.truth_sampling.stop()
         await self.state.drained()
         await self.background.idle()
 
     async def release_all(self) -> None:
-        """Have every kept handle released: they are in this process's memory, and nobody can use them after it.
-
-        What does not get its turn within a few seconds stays retained until its time is over.
-        """
+        """Have every kept handle released: they are in this process's memory, and nobody can use them after it."""
         for kept in await self.store.empty():
-            self.releases.add(kept)
-        waiting = self.releases.take_all()
-        places = asyncio.Semaphore(_RELEASES_AT_ONCE)
-
-        async def one(item: Pending) -> None:
-            async with places:
-                await self.release(item)
-
-        try:
-            async with asyncio.timeout(_RELEASE_ALL_SECONDS), asyncio.TaskGroup() as group:
-                for item in waiting:
-                    group.create_task(one(item))
-        except TimeoutError:
-            _log.warning("some handles were not released", extra={"handles": len(waiting)})
+            self.releases.add(kept, Why.SHUTDOWN)
+        await self.releaser.all()
 
 
 @asynccontextmanager
@@ -99,17 +85,45 @@ async def serving(
     metrics, log, pairs, background = Metrics(), TurnLog(), Pairs(), Background()
     state = State(time.time(), random)
     store = MemoryStore(max_handles=config.handle_store.max_handles, clock=clock, ended=metrics.handle_ended)
-    releases = Releases(clock, lambda outcome: metrics.handles.labels(outcome).inc())
 
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session())
-        engines = Engines(session, connect_seconds=config.timeouts.connect_seconds)
+        engines = Engines(
+            session,
+            connect_seconds=config.timeouts.connect_seconds,
+            leasing=config.kv_transfer.bidirectional_kv_xfer,
+        )
+        calls = LeaseCalls(engines)
+        releases = Releases(
+            clock,
+            lambda outcome: metrics.handles.labels(outcome).inc(),
+            given_up=lambda why: metrics.given_up.labels(why.value).inc(),
+            direct=calls.offered,
+        )
         stack.push_async_callback(background.close)
         metrics.observe(
             engines=lambda: tuple(engines),
             pairs=pairs.reports,
             handles=lambda: len(store),
             turns=lambda: state.turns,
+            retained_blocks=store.retained_blocks,
+        )
+
+        async def found_wrong(process: str) -> None:
+            # What was computed from it lies in prefix caches under the old salts, is retained by this process, or will
+            # be at the end of the turns that run now.
+            state.salt_epoch = random.randbytes(16)
+            for kept in await store.give_up(process):
+                releases.add(kept, Why.WRONG)
+
+        truth_sampling = TruthSampling(
+            config=config,
+            engines=engines,
+            pairs=pairs,
+            metrics=metrics,
+            background=background,
+            random=random,
+            found_wrong=found_wrong,
         )
         turns = Turns(
             config=config,
@@ -119,9 +133,11 @@ async def serving(
             pairs=pairs,
             templates=Templates(),
             metrics=metrics,
+            truth_sampling=truth_sampling,
             background=background,
             clock=clock,
             random=random,
+            epoch=lambda: state.salt_epoch,
         )
         public = PublicApi(
             config=config,
@@ -142,16 +158,25 @@ async def serving(
                 await store.orphan(process)
             for spec in specs:
                 for kept in await store.give_up(spec.process) if spec.ending else ():
-                    releases.add(kept)
+                    releases.add(kept, Why.ENGINE_ENDING)
             pairs.update(specs)
 
         background.serve(await _discovery(config, discovered, metrics, random), "discovery")
         background.serve(lambda: engines.watch(interval=_HEALTH_SECONDS), "health checks")
 
-        async def release(item: Pending) -> None:
-            await _fill(item, releases, engines, pairs, config, random)
-
-        background.serve(lambda: _release(releases, release), "releases")
+        releaser = Releaser(config=config, releases=releases, engines=engines, pairs=pairs, calls=calls, random=random)
+        background.serve(releaser.tell, "releases by name")
+        background.serve(releaser.fill, "releases")
+        if config.kv_transfer.bidirectional_kv_xfer and config.reuse and config.leases.renew:
+            renewer = Renewer(
+                terms=_terms(config),
+                store=store,
+                engines=engines,
+                calls=calls,
+                count=lambda outcome, handles: metrics.renewals.labels(outcome).inc(handles),
+                clock=clock,
+            )
+            background.serve(renewer.run, "renewals")
         if config.canary.enabled:
             canary = Canary(config=config, engines=engines, pairs=pairs, releases=releases, clock=clock, random=random)
             background.serve(canary.run, "canary")
@@ -165,7 +190,8 @@ async def serving(
             store=store,
             releases=releases,
             background=background,
-            release=release,
+            releaser=releaser,
+            truth_sampling=truth_sampling,
         )
         yield router
         await router.release_all()
@@ -201,33 +227,12 @@ async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: 
     return bound
 
 
-async def _release(releases: Releases, release: Callable[[Pending], Awaitable[None]]) -> None:
-    """Send a filler request for each handle that found no leg to ride on."""
-    while True:
-        await releases.wait()
-        item = releases.next_due()
-        if item is not None:
-            await release(item)
-
-
-async def _fill(
-    item: Pending, releases: Releases, engines: Engines, pairs: Pairs, config: Config, random: Random
-) -> None:
-    try:
-        if not engines.present(item.process):
-            raise EngineUnreachable(item.decode, "no longer there")
-        prefill = choose_releaser(
-            engines.snapshot(), random, item.kv_revision, usable=lambda prefill: pairs.usable(prefill, item.decode)
-        )
-        await engines.complete(
-            prefill,
-            Api.COMPLETIONS,
-            legs.filler(config.model.served_name, item.handle),
-            upstream({}, f"release-{item.handle.request_id}"),
-            seconds=min(_FILLER_SECONDS, config.timeouts.prefill_seconds),
-        )
-    except (EngineError, Unavailable) as error:
-        _log.info("a handle was not released", extra={"error": str(error)})
-        releases.failed(item)
-    else:
-        releases.sent(item)
+def _terms(config: Config) -> Terms:
+    ttl = float(config.handle_ttl_seconds)
+    return Terms(
+        ttl=ttl,
+        margin=config.kv_transfer.decoder_kv_blocks_ttl_seconds - ttl,
+        lead=ttl / _RENEWAL_LEAD,
+        expected_gap=config.leases.expected_gap_seconds,
+        patience=config.leases.patience,
+    )

@@ -1,4 +1,4 @@
-"""Where KV handles are kept between turns, each for one use.
+"""Handles in the memory of one process.
 
 The life cycle is ``kvloop_connector.lifecycle``; here are only places and indexes. Methods are coroutines so that a
 store outside this process can take the memory's place; in memory none of them waits, so that each is atomic.
@@ -6,32 +6,19 @@ store outside this process can take the memory's place; in memory none of them w
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
 
-from kvloop_connector.digest import Retained
-from kvloop_connector.handle import KVHandle, from_ranges, to_ranges
 from kvloop_connector.lifecycle import Effect, Event, Lease, State, transition
-from kvloop_router.history import Trail, same_conversation
+from kvloop_router.history import goes_on, same_conversation
+from kvloop_router.kept import Absence, Found, GivenUp, Kept, Match, Query, Why
+from kvloop_router.leases import surplus
 
 SHORTLIST = 4
 """How many handles a search gives at most; each costs a proof."""
-
-
-class Absence(StrEnum):
-    """Why a search gives no handle."""
-
-    MISS = "miss"
-    NO_HANDLE = "no_handle"
-    TAKEN = "taken"
-    EXPIRED = "expired"
-    ENGINE_GONE = "engine_gone"
-    EVICTED = "evicted"
-    BELOW_THRESHOLD = "below_threshold"
 
 
 _AFTER: Mapping[State, Absence] = {
@@ -43,131 +30,11 @@ _AFTER: Mapping[State, Absence] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """A handle, and all that it is bound to.
-
-    tenant_scope: digest of tenant, model and salt; nothing is found across scopes.
-    decode, process, kv_revision: the engine that issued it; ``process`` as in EngineSpec.
-    params, blocks: the engine's object without its block ids, and these as ranges, one tuple a KV group.
-    conversation: the id that the client gave, or None.
-    deadline: on the router's clock, seconds.
-    """
-
-    tenant_scope: bytes
-    decode: str
-    process: str
-    kv_revision: str
-    params: Mapping[str, Any]
-    blocks: tuple[tuple[tuple[int, int], ...], ...]
-    retained: Retained
-    block_size: int
-    trail: Trail
-    conversation: str | None
-    deadline: float
-
-    @property
-    def ident(self) -> str:
-        """Names this handle among all: an engine process never repeats a request id."""
-        return f"{self.params['remote_engine_id']}/{self.params['remote_request_id']}"
-
-    @property
-    def retained_blocks(self) -> int:
-        """KV blocks that the engine cannot use for anything else."""
-        return sum(count for runs in self.blocks for _, count in runs)
-
-    @property
-    def handle(self) -> KVHandle:
-        """The handle as the engine gave it."""
-        return KVHandle({**self.params, "remote_block_ids": [from_ranges(runs) for runs in self.blocks]})
-
-
-def packed(handle: KVHandle) -> tuple[dict[str, Any], tuple[tuple[tuple[int, int], ...], ...]]:
-    """``params`` and ``blocks`` of a Kept for ``handle``."""
-    params = {name: value for name, value in handle.params.items() if name != "remote_block_ids"}
-    return params, tuple(to_ranges(group) for group in handle.block_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """What a search goes by: a conversation id that the client gave, and the new history."""
-
-    tenant_scope: bytes
-    conversation: str | None
-    trail: Trail
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A handle that may be of use. ``certain``: it is this conversation's by its id, or by all of its history."""
-
-    kept: Kept
-    certain: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a search gave, the best first; with no match, why."""
-
-    matches: tuple[Match, ...]
-    absence: Absence
-
-
-class HandleStore(Protocol):
-    """A place for handles. A store that cannot be reached answers as if it were empty."""
-
-    async def find(self, query: Query) -> Found:
-        """Handles that could be taken now."""
-        ...
-
-    async def take(self, ident: str) -> int | None:
-        """The number of the grant, where the one use of this handle is granted to the caller; else None."""
-        ...
-
-    async def put_back(self, ident: str, grant: int) -> None:
-        """A handle that was taken and, provably, not read may be taken again until its old deadline."""
-        ...
-
-    async def spend(self, ident: str, grant: int) -> None:
-        """A handle that was taken has been read."""
-        ...
-
-    async def withdraw(self, ident: str) -> bool:
-        """Whether the caller may release this handle; nobody can take it from now on."""
-        ...
-
-    async def put(self, kept: Kept, *, max_blocks: int | None = None) -> tuple[Kept, ...]:
-        """Keep a handle; gives those that it supersedes or pushes out, for the caller to release.
-
-        max_blocks: how many blocks its engine may retain in all; None: as many as there are.
-        """
-        ...
-
-    async def note_absent(self, query: Query, why: Absence) -> None:
-        """Remember that this conversation's turn left no handle, so that the next one can say why it is cold."""
-        ...
-
-    async def end(self, tenant_scope: bytes, conversation: str) -> tuple[Kept, ...]:
-        """Forget a conversation; gives its handles, for the caller to release."""
-        ...
-
-    async def orphan(self, process: str) -> int:
-        """The engine process is gone: drop its handles; gives how many."""
-        ...
-
-    async def give_up(self, process: str) -> tuple[Kept, ...]:
-        """Give up the handles of an engine process that nobody has taken, for the caller to release."""
-        ...
-
-    async def empty(self) -> tuple[Kept, ...]:
-        """Give up every handle that nobody has taken, for the caller to release, where it leaves nobody to use them."""
-        ...
-
-
 @dataclass(slots=True)
 class _Entry:
     kept: Kept
     lease: Lease
+    revoked: bool = False
 
 
 class MemoryStore:
@@ -181,11 +48,17 @@ class MemoryStore:
         self._ended = ended
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._index: dict[bytes, dict[str, None]] = {}
-        self._blocks: dict[str, int] = {}
+        self._uses: dict[str, dict[int, int]] = {}
+        # One for each deadline that an entry has or had.
+        self._deadlines: list[tuple[float, str]] = []
         self._absences: OrderedDict[bytes, Absence] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def retained_blocks(self, process: str) -> int:
+        """How many blocks an engine process retains for live handles; those that several share count once."""
+        return len(self._uses.get(process, ()))
 
     def retained(self) -> dict[str, tuple[int, float]]:
         """For each engine process, how many handles are live and when the last one ends."""
@@ -219,8 +92,12 @@ class MemoryStore:
         granted = self._apply(ident, Event.TAKE) is Effect.GRANT
         return entry.lease.grants if entry is not None and granted else None
 
-    async def put_back(self, ident: str, grant: int) -> None:
+    async def put_back(self, ident: str, grant: int) -> Kept | None:
+        entry = self._entries.get(ident)
         self._apply(ident, Event.PUT_BACK, grant)
+        if entry is None or not entry.revoked or entry.lease.state is not State.ISSUED:
+            return None
+        return self._withdraw(ident)
 
     async def spend(self, ident: str, grant: int) -> None:
         self._apply(ident, Event.READ, grant)
@@ -230,19 +107,38 @@ class MemoryStore:
         self._apply(ident, Event.RELEASE)
         return entry is not None and entry.lease.state is State.RELEASED
 
-    async def put(self, kept: Kept, *, max_blocks: int | None = None) -> tuple[Kept, ...]:
+    async def put(self, kept: Kept, *, max_blocks: int | None = None) -> tuple[GivenUp, ...]:
         self._expire()
-        superseded = await self.end(kept.tenant_scope, kept.conversation) if kept.conversation else ()
-        if max_blocks is not None:
-            superseded += self._shrink(kept.process, max_blocks - kept.retained_blocks)
+        given_up = [GivenUp(old, Why.SUPERSEDED) for old in self._supersede(kept)]
         if len(self._entries) >= self._max:
-            superseded += self._oldest(self._entries, 1)
+            given_up += [GivenUp(old, Why.FULL) for old in self._oldest(self._entries, 1)]
+        uses = self._uses.setdefault(kept.process, {})
+        for block in kept.retained_blocks:
+            uses[block] = uses.get(block, 0) + 1
+        if max_blocks is not None and len(uses) > max_blocks:
+            idle = self._idle(self._index.get(_of_process(kept.process), ()))
+            chosen = surplus(((entry.kept.ident, entry.kept.retained_blocks) for entry in idle), uses, max_blocks)
+            given_up += [GivenUp(old, Why.BUDGET) for ident in chosen if (old := self._withdraw(ident))]
         self._entries[kept.ident] = _Entry(kept, Lease(kept.deadline))
-        self._blocks[kept.process] = self._blocks.get(kept.process, 0) + kept.retained_blocks
+        self._uses.setdefault(kept.process, uses)
+        heapq.heappush(self._deadlines, (kept.deadline, kept.ident))
         for key in _keys(kept):
             self._index.setdefault(key, {})[kept.ident] = None
             self._absences.pop(key, None)
-        return superseded
+        return tuple(given_up)
+
+    async def due(self, before: float) -> tuple[Kept, ...]:
+        self._expire()
+        return tuple(entry.kept for entry in self._idle(self._entries) if entry.kept.deadline <= before)
+
+    async def renew(self, kept: Kept) -> bool:
+        self._expire()
+        entry = self._entries.get(kept.ident)
+        if entry is None or entry.lease.state is not State.ISSUED:
+            return False
+        entry.kept, entry.lease = kept, replace(entry.lease, deadline=kept.deadline)
+        heapq.heappush(self._deadlines, (kept.deadline, kept.ident))
+        return True
 
     async def note_absent(self, query: Query, why: Absence) -> None:
         for key in (_named(query.tenant_scope, query.conversation), query.trail.whole):
@@ -250,7 +146,7 @@ class MemoryStore:
 
     async def end(self, tenant_scope: bytes, conversation: str) -> tuple[Kept, ...]:
         idents = tuple(self._index.get(_named(tenant_scope, conversation), ()))
-        return tuple(kept for ident in idents if (kept := self._withdraw_issued(ident)))
+        return self._revoke(idents)
 
     async def orphan(self, process: str) -> int:
         idents = tuple(self._index.get(_of_process(process), ()))
@@ -259,8 +155,7 @@ class MemoryStore:
         return len(idents)
 
     async def give_up(self, process: str) -> tuple[Kept, ...]:
-        idents = self._index.get(_of_process(process), {})
-        return self._oldest(idents, len(idents))
+        return self._revoke(tuple(self._index.get(_of_process(process), ())))
 
     async def empty(self) -> tuple[Kept, ...]:
         return self._oldest(self._entries, len(self._entries))
@@ -296,38 +191,55 @@ class MemoryStore:
             self._drop(entry)
         return outcome.effect
 
-    def _withdraw_issued(self, ident: str) -> Kept | None:
+    def _withdraw(self, ident: str) -> Kept | None:
+        """Give up a handle; None where it cannot be released, or not yet, since it is taken."""
         entry = self._entries[ident]
         self._apply(ident, Event.RELEASE)
+        entry.revoked = entry.lease.state is State.TAKEN
         return entry.kept if entry.lease.state is State.RELEASED else None
+
+    def _revoke(self, idents: Iterable[str]) -> tuple[Kept, ...]:
+        return tuple(kept for ident in idents if (kept := self._withdraw(ident)))
+
+    def _supersede(self, kept: Kept) -> tuple[Kept, ...]:
+        """Give up the older handles of a conversation that a newer one holds all of."""
+        named = self._index.get(_named(kept.tenant_scope, kept.conversation), ()) if kept.conversation else ()
+        outgrown = [
+            entry.kept.ident
+            for messages in range(1, len(kept.trail))
+            for entry, _ in self._under(kept.trail.prefix(messages), certain=True, whole=messages)
+            if entry.kept.conversation in (None, kept.conversation) and goes_on(entry.kept.trail, kept.trail)
+        ]
+        return self._revoke(dict.fromkeys((*named, *outgrown)))
 
     def _expire(self) -> None:
         now = self._clock()
-        # Kept in the order of their deadlines, since all live equally long.
-        while self._entries and next(iter(self._entries.values())).kept.deadline <= now:
-            self._apply(next(iter(self._entries)), Event.EXPIRE)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, ident = heapq.heappop(self._deadlines)
+            # Refused by a handle that was renewed, which has a later place too.
+            self._apply(ident, Event.EXPIRE)
+
+    def _idle(self, idents: Iterable[str]) -> Iterator[_Entry]:
+        """Those of these that nobody has taken, in their order: the longest idle first."""
+        entries = (self._entries[ident] for ident in idents)
+        return (entry for entry in entries if entry.lease.state is State.ISSUED)
 
     def _oldest(self, idents: Iterable[str], count: int) -> tuple[Kept, ...]:
         """Give up the first ``count`` handles of these that nobody has taken."""
-        free = (ident for ident in idents if self._entries[ident].lease.state is State.ISSUED)
-        chosen = tuple(islice(free, count))
-        return tuple(kept for ident in chosen if (kept := self._withdraw_issued(ident)))
-
-    def _shrink(self, process: str, blocks: int) -> tuple[Kept, ...]:
-        """Give up an engine's oldest handles until it retains no more than ``blocks``."""
-        given_up: tuple[Kept, ...] = ()
-        while self._blocks.get(process, 0) > blocks:
-            oldest = self._oldest(self._index.get(_of_process(process), ()), 1)
-            if not oldest:
-                break
-            given_up += oldest
-        return given_up
+        chosen = tuple(islice(self._idle(idents), count))
+        return self._revoke(entry.kept.ident for entry in chosen)
 
     def _drop(self, entry: _Entry) -> None:
         del self._entries[entry.kept.ident]
-        self._blocks[entry.kept.process] -= entry.kept.retained_blocks
-        if not self._blocks[entry.kept.process]:
-            del self._blocks[entry.kept.process]
+        uses = self._uses[entry.kept.process]
+        for block in entry.kept.retained_blocks:
+            others = uses[block] - 1
+            if others:
+                uses[block] = others
+            else:
+                del uses[block]
+        if not uses:
+            del self._uses[entry.kept.process]
         for key in _keys(entry.kept):
             idents = self._index[key]
             del idents[entry.kept.ident]

@@ -34,16 +34,19 @@ from kvloop_router.errors import (
     StreamBroken,
     Unavailable,
 )
+from kvloop_router.kept import HandleStore, Query
+from kvloop_router.leases import UNKNOWN, Pace
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs, Templates
 from kvloop_router.policy import Pair, choose_one, choose_pair, still_serving
+from kvloop_router.prefill_leg import Leg, Prefilled, PrefillLegs
 from kvloop_router.relay import Downstream, Ended
-from kvloop_router.release import Pending, Releases
+from kvloop_router.release import Releases
 from kvloop_router.request import Request
 from kvloop_router.reuse import Option, Options, Reuse, report_reuse
 from kvloop_router.scope import Scope
-from kvloop_router.store import HandleStore, Query
 from kvloop_router.tokens import Tokenizer
+from kvloop_router.truth_sampling import TruthSampling, WarmTurn
 from kvloop_router.turn_log import TurnReport
 
 _DECODE_ATTEMPTS = 2
@@ -57,6 +60,8 @@ class Turn:
     learning: whether the prefill leg is to say which ids it rendered.
     tried: names of engines at which a leg of this turn failed.
     needs: decode, until its leg is there; prefill, until decode has read from it.
+    pace: of its conversation, as far as that is known.
+    ended: its conversation was ended meanwhile.
     """
 
     request: Request
@@ -69,15 +74,8 @@ class Turn:
     learning: bool = False
     tried: set[str] = field(default_factory=set)
     needs: Needs = field(default_factory=Needs)
-
-
-@dataclass(frozen=True, slots=True)
-class Prefilled:
-    """A prefill leg that succeeded. ``params``: for the decode leg; None where the engine gave none."""
-
-    params: Mapping[str, Any] | None
-    rendered: Sequence[int] | None
-    prompt_tokens: int | None
+    pace: Pace = UNKNOWN
+    ended: bool = False
 
 
 class Turns:
@@ -93,26 +91,42 @@ class Turns:
         pairs: Pairs,
         templates: Templates,
         metrics: Metrics,
+        truth_sampling: TruthSampling,
         background: Background,
         clock: Callable[[], float],
         random: Random,
+        epoch: Callable[[], bytes],
     ) -> None:
         self._config = config
         self._engines = engines
         self._store = store
-        self._releases = releases
         self._pairs = pairs
         self._templates = templates
         self._metrics = metrics
+        self._truth_sampling = truth_sampling
         self._background = background
         self._clock = clock
         self._random = random
+        self._running: dict[int, Turn] = {}
         self._verified_by_engine = config.kv_transfer.verified_by_engine
-        self._reuse = Reuse(config, store, releases, engines, clock)
+        self._reuse = Reuse(config, store, releases, engines, clock, epoch)
+        self._prefill_legs = PrefillLegs(
+            engines=engines,
+            store=store,
+            releases=releases,
+            pairs=pairs,
+            metrics=metrics,
+            truth_sampling=truth_sampling,
+            clock=clock,
+        )
         self._tokenizer = Tokenizer(config, engines, templates, random)
 
     async def end_conversation(self, scope: Scope, conversation: str) -> int:
-        """Release all that is kept of a conversation; gives how many handles."""
+        """Release all that is kept of a conversation, and in the end what its running turns leave; gives how many
+        handles there were."""
+        for turn in self._running.values():
+            if (turn.query.tenant_scope, turn.query.conversation) == (scope.ident, conversation):
+                turn.ended = True
         return await self._reuse.end(scope, conversation)
 
     async def play(
@@ -126,12 +140,14 @@ class Turns:
         turn = Turn(request, scope, query, headers, report)
         if request.plain:
             return await self._play_plain(turn, downstream)
-        why_unprovable = await self._tokenize(turn)
-        found = await self._reuse.find(query, scope, turn.token_ids, why_unprovable)
+        self._running[id(turn)] = turn
         try:
+            why_unprovable = await self._tokenize(turn)
+            found = await self._reuse.find(query, scope, turn.token_ids, why_unprovable)
             return await self._play_legs(turn, found, downstream)
         finally:
             turn.needs.close()
+            del self._running[id(turn)]
 
     async def _play_plain(self, turn: Turn, downstream: Downstream) -> bytes | None:
         """A request that no KV moves for goes to a decode engine as it is, which then retains nothing."""
@@ -184,6 +200,7 @@ class Turns:
                 await self._reuse.discard(option)
             elif (grant := await self._store.take(option.kept.ident)) is not None:
                 turn.report.proven_tokens = option.tokens if option.proven else 0
+                turn.pace = option.kept.pace.after(self._clock() - option.kept.since)
                 return pair, replace(option, grant=grant), ""
             else:
                 reason = "taken"
@@ -247,63 +264,38 @@ class Turns:
             verdict = report_reuse(turn.report, option, prefilled.params)
             if verdict:
                 self._metrics.verdicts.labels(verdict).inc()
+            self._count_warm(turn, option, prefilled)
         if turn.learning and prefilled.rendered is not None and turn.tokenized is not None:
             self._templates.learn(legs.shape(turn.request), turn.tokenized, prefilled.rendered)
             turn.learning = False
             turn.token_ids = prefilled.rendered
         return prefilled
 
+    def _count_warm(self, turn: Turn, option: Option, prefilled: Prefilled) -> None:
+        if prefilled.engine is None or turn.report.path != "warm" or not turn.report.reused_tokens:
+            return
+        self._truth_sampling.count(
+            WarmTurn(
+                prefill=prefilled.engine,
+                kept=option.kept,
+                request=turn.request,
+                token_ids=self._sent_ids(turn),
+                first=prefilled.first,
+            )
+        )
+
     async def _run_prefill(self, turn: Turn, name: str, option: Option | None, *, may_release: bool) -> Prefilled:
-        """Send a prefill leg and settle what it carried. Runs to its end whatever becomes of the client."""
-        engine = self._engines.get(name)
-        rider = self._rider(engine) if option is None and may_release and engine is not None else None
-        carried = option.handle if option is not None else rider.rider if rider is not None else None
-        body = legs.prefill(
-            turn.request,
-            handle=carried,
+        """Runs to its end whatever becomes of the client."""
+        leg = Leg(
+            request=turn.request,
             token_ids=self._sent_ids(turn),
             salt=turn.scope.salt,
-            ask_token_ids=turn.learning,
+            headers=turn.headers,
+            learning=turn.learning,
+            may_release=may_release,
+            seconds=self._config.timeouts.prefill_seconds,
         )
-        started = self._clock()
-        outcome = "failed"
-        try:
-            answer = await self._engines.complete(
-                name, turn.request.api, body, turn.headers, seconds=self._config.timeouts.prefill_seconds
-            )
-            # Here and not where the result is awaited: between the two, others run.
-            turn.needs.hold(engine)
-            prefilled = _prefilled(name, answer.body)
-            outcome = "ok"
-        except EngineError as error:
-            await self._settle_failure(error, option, rider)
-            raise
-        finally:
-            self._metrics.legs.labels("prefill", outcome).observe(self._clock() - started)
-        if option is not None:
-            await self._store.spend(option.kept.ident, option.grant)
-        if rider is not None:
-            self._releases.sent(rider)
-        return prefilled
-
-    async def _settle_failure(self, error: EngineError, option: Option | None, rider: Pending | None) -> None:
-        """After a failed leg: a handle that provably nobody read goes back after a 4xx and is released if nothing was
-        sent; any other is lost.
-        """
-        if rider is not None:
-            self._releases.failed(rider)
-        if option is None:
-            return
-        if isinstance(error, EngineRejected | EngineUnreachable):
-            await self._store.put_back(option.kept.ident, option.grant)
-        if isinstance(error, EngineUnreachable) and await self._store.withdraw(option.kept.ident):
-            self._releases.add(option.kept)
-
-    def _rider(self, prefill: Engine) -> Pending | None:
-        def reachable(item: Pending) -> bool:
-            return self._engines.present(item.process) and self._pairs.usable(prefill.spec.name, item.decode)
-
-        return self._releases.rider(prefill.spec.kv_revision, reachable)
+        return await self._prefill_legs.run(leg, name, option, turn.needs.hold)
 
     def _sent_ids(self, turn: Turn) -> Sequence[int] | None:
         """The ids that a leg may be given; chat takes them only on engines that know how."""
@@ -356,7 +348,11 @@ class Turns:
         if params is None:
             reason = "api" if turn.request.plain else "none_from_prefill"
         else:
-            reason = await self._reuse.keep(turn.request, turn.query, turn.scope, engine, turn.token_ids, ended)
+            reason = await self._reuse.keep(
+                turn.request, turn.query, turn.scope, engine, turn.token_ids, ended, turn.pace
+            )
+            if turn.ended and turn.query.conversation is not None:
+                await self._reuse.end(turn.scope, turn.query.conversation)
         if reason == "none_returned":
             reason = self._why_none_returned(turn.request, ended)
         turn.report.no_handle = reason
@@ -391,23 +387,3 @@ class Turns:
         turn.report.attempts.append(f"{leg} {error}")
         turn.tried.add(error.engine)
         self._metrics.retries.labels(leg).inc()
-
-
-def _prefilled(engine: str, body: bytes) -> Prefilled:
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise EngineFailed(engine, "an answer that is not JSON") from error
-    if not isinstance(answer, dict):
-        raise EngineFailed(engine, "an answer that is not an object")
-    choices = answer.get("choices") or [{}]
-    if choices[0].get("finish_reason") == "abort":
-        raise EngineFailed(engine, "draining")
-    params = answer.get(legs.PARAMS)
-    usage = answer.get("usage")
-    counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    return Prefilled(
-        params=params if isinstance(params, dict) and params else None,
-        rendered=answer.get("prompt_token_ids"),
-        prompt_tokens=counted if type(counted) is int else None,
-    )

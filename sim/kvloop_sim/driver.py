@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -140,7 +141,11 @@ class EngineDriver:
         """A peer reads blocks. Raises ValueError where there are none to read."""
         if self.engine.dead is not None:
             raise ValueError("the engine is dead")
-        return self.engine.serve_read(request_id, blocks, self.clock())
+        contents = self.engine.serve_read(request_id, blocks, self.clock())
+        if not self.faults.corrupts_read():
+            return contents
+        # As of blocks that were given to somebody else too early.
+        return [array("Q", [value ^ 1 for value in block]) for block in contents]
 
     def notified(self, request_id: str) -> None:
         """A peer has what it needs."""
@@ -154,6 +159,10 @@ class EngineDriver:
     def advance_clock(self, seconds: float) -> None:
         """Put the engine's clock forward, and do what is due then."""
         self.clock.advance(seconds)
+        self._pump()
+
+    def deadlines_moved(self) -> None:
+        """Deadlines of what is retained were moved: do what is due now."""
         self._pump()
 
     def _pump(self) -> None:
@@ -285,7 +294,7 @@ class EngineDriver:
                 await asyncio.wait_for(self._stop.wait(), max(0.01, connector.heartbeat_interval))
             waiting: dict[str, list[str]] = {}
             for request in (*self.engine.waiting, *self.engine.loading):
-                params = request.params or {}
+                params = {} if request.aborted else request.params or {}
                 if params.get("do_remote_prefill") and "remote_request_id" in params:
                     waiting.setdefault(str(params.get("remote_engine_id")), []).append(str(params["remote_request_id"]))
             for engine_id, request_ids in waiting.items():

@@ -62,7 +62,8 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Counters and gauges, read from the engine now."""
         engine, counters = self._engine, self._engine.counters
-        deferred = len(engine.loading) + len(engine.hung)
+        loading = sum(not request.aborted for request in engine.loading)
+        deferred = loading + len(engine.hung)
         yield self._gauge("vllm:num_requests_running", "Running requests.", len(engine.running))
         yield self._gauge("vllm:num_requests_waiting", "Waiting requests.", len(engine.waiting) + deferred)
         yield self._by(
@@ -77,7 +78,7 @@ class Metrics:
                 GaugeMetricFamily,
                 "vllm:num_requests_kv_fetch_by_stage",
                 "stage",
-                {"waiting_to_start": len(engine.hung), "in_progress": len(engine.loading), "completed_waiting": 0},
+                {"waiting_to_start": len(engine.hung), "in_progress": loading, "completed_waiting": 0},
             )
         yield self._gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", engine.pool.usage)
         info = GaugeMetricFamily(

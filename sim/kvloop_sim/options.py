@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvloop_sim.generation import Style
+from kvloop_sim.leases import LeaseSettings, lease_settings
 from kvloop_sim.records import EngineSettings
 from kvloop_sim.timing import TimingModel
 from kvloop_sim.transfer import Compatibility, ConnectorSettings, Policy
 
 DEFAULT_VERSION: Final = "0.33.0"
 DEFAULT_PORT: Final = 8000
+DEFAULT_MAX_LOGPROBS: Final = 20
 
 _CONFIG_FIELDS: Final = frozenset(
     {
@@ -44,7 +46,10 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """A parsed command line. shutdown_timeout, load_seconds and dead_seconds are seconds."""
+    """A parsed command line. shutdown_timeout, load_seconds and dead_seconds are seconds.
+
+    leases: of kvloop's plug-in; None without it.
+    """
 
     model: str
     served_names: tuple[str, ...]
@@ -52,6 +57,7 @@ class Options:
     port: int = DEFAULT_PORT
     max_model_len: int = 40960
     shutdown_timeout: float = 0.0
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
     api_key: str = ""
     version: str = DEFAULT_VERSION
     stream_handles: bool = True
@@ -61,6 +67,7 @@ class Options:
     load_seconds: float = 0.0
     dead_seconds: float = 5.0
     faults: Mapping[str, Any] = field(default_factory=dict)
+    leases: LeaseSettings | None = None
     engine: EngineSettings
     compatibility: Compatibility
 
@@ -97,6 +104,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         num_blocks=number.whole("num-gpu-blocks-override", 16384),
         max_num_seqs=number.whole("max-num-seqs", 256),
         prefix_caching="no-enable-prefix-caching" not in flags,
+        logprob_noise=number.seconds("sim-logprob-noise", 0.0),
         overshoot=number.whole("sim-overshoot", 0, least=0),
         style=Style(
             eos_every=number.whole("sim-eos-every", 64, least=0),
@@ -118,6 +126,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         port=number.whole("port", DEFAULT_PORT, least=0),
         max_model_len=max_model_len,
         shutdown_timeout=number.seconds("shutdown-timeout", 0.0),
+        max_logprobs=number.whole("max-logprobs", DEFAULT_MAX_LOGPROBS, least=0),
         api_key=flags.get("api-key", environment.get("VLLM_API_KEY", "")),
         version=version,
         stream_handles=release >= (0, 33) or "sim-stream-handles" in flags,
@@ -127,6 +136,11 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         load_seconds=number.seconds("sim-load-seconds", 0.0),
         dead_seconds=number.seconds("sim-dead-seconds", 5.0),
         faults=_object("--sim-faults", flags.get("sim-faults", "{}")),
+        leases=lease_settings(
+            environment,
+            worker_extension=flags.get("worker-extension-cls", ""),
+            connector=_extra_config(flags["kv-transfer-config"]) if connector else None,
+        ),
         engine=engine,
         compatibility=compatibility,
     )
@@ -213,6 +227,13 @@ def _object(name: str, text: str) -> dict[str, Any]:
     return value
 
 
+def _extra_config(text: str) -> Mapping[str, Any]:
+    extra = _object("--kv-transfer-config", text).get("kv_connector_extra_config", {})
+    if not isinstance(extra, dict):
+        raise UsageError("--kv-transfer-config: kv_connector_extra_config is not an object")
+    return extra
+
+
 def _connector(text: str | None, environment: Mapping[str, str], release: tuple[int, int]) -> ConnectorSettings | None:
     if text is None:
         return None
@@ -233,9 +254,7 @@ def _connector(text: str | None, environment: Mapping[str, str], release: tuple[
     module = config.get("kv_connector_module_path")
     if module is not None:
         raise UsageError(f"--kv-transfer-config: the simulator has no connector of {module}, only vLLM's NixlConnector")
-    extra = config.get("kv_connector_extra_config", {})
-    if not isinstance(extra, dict):
-        raise UsageError("--kv-transfer-config: kv_connector_extra_config is not an object")
+    extra = _extra_config(text)
     try:
         return ConnectorSettings(
             engine_id=str(config.get("engine_id") or uuid.uuid4()),

@@ -21,6 +21,7 @@ from kvloop_sim import tokenizer
 from kvloop_sim.answers import AnswerWriter, Choice, Delta, Detokenizer
 from kvloop_sim.driver import Aborted, EngineDriver, LoadFailed
 from kvloop_sim.faults import StreamFault
+from kvloop_sim.leases import LeaseEndpoint
 from kvloop_sim.metrics import Metrics
 from kvloop_sim.options import Options, version_of
 from kvloop_sim.protocol import (
@@ -67,6 +68,8 @@ class Server:
         router.add_post("/detokenize", self._detokenize)
         router.add_post("/v1/chat/completions", self._chat)
         router.add_post("/v1/completions", self._completion)
+        if self._options.leases is not None:
+            LeaseEndpoint(self._options.leases, self._driver).attach(router)
         router.add_get("/sim/state", self._state)
         router.add_get("/sim/pairs", self._pairs)
         router.add_post("/sim/faults", self._faults)
@@ -271,6 +274,7 @@ class Server:
             ignore_eos=request.ignore_eos,
             skip_cache=request.skip_cache,
             child=child,
+            logprobs=request.logprobs is not None,
         )
         detokenizer = Detokenizer(request)
         steps = self._driver.generate(request_id, prompt, sampling, params=request.params, salt=request.salt)

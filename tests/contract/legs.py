@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +15,7 @@ from kvloop_connector.verdict import REUSE_FIELD
 from tests.harness import client
 from tests.harness.client import Reply
 from tests.harness.engines import SERVED_MODEL, Engine, wait_until
+from tests.harness.metrics import EngineMetrics
 
 Messages = list[dict[str, Any]]
 Params = Mapping[str, Any]
@@ -91,6 +92,43 @@ class Legs:
         assert reply.status == 200, reply.text
         return self.account(replace(answer_of([reply.json]), reuse=params.get(REUSE_FIELD)), prefill, decode)
 
+    def complete(
+        self,
+        prefill: Engine,
+        decode: Engine,
+        prompt: Sequence[int],
+        params: Params = COLD_PREFILL_PARAMS,
+        *,
+        salt: str,
+    ) -> Answer:
+        """Both legs of a completion of token ids."""
+        return self.decode_ids(prefill, decode, prompt, self.prefill_ids(prefill, prompt, params, salt=salt), salt=salt)
+
+    def prefill_ids(
+        self, engine: Engine, prompt: Sequence[int], params: Params = COLD_PREFILL_PARAMS, *, salt: str
+    ) -> Params:
+        """The prefill leg of a completion of token ids: what is to be passed on to decode."""
+        self.issued.pop(str(params.get("remote_request_id")), None)
+        reply = client.post(
+            engine.url + COMPLETIONS,
+            ids_request(prompt, salt, max_tokens=1, kv_transfer_params=params),
+            api_key=self.api_key,
+        )
+        assert reply.status == 200, reply.text
+        return dict(reply.json["kv_transfer_params"])
+
+    def decode_ids(
+        self, prefill: Engine, decode: Engine, prompt: Sequence[int], params: Params, *, salt: str
+    ) -> Answer:
+        """The decode leg of a completion of token ids."""
+        reply = client.post(
+            decode.url + COMPLETIONS,
+            ids_request(prompt, salt, return_token_ids=True, kv_transfer_params=params),
+            api_key=self.api_key,
+        )
+        assert reply.status == 200, reply.text
+        return self.account(replace(answer_of([reply.json]), reuse=params.get(REUSE_FIELD)), prefill, decode)
+
     def account(self, answer: Answer, prefill: Engine, decode: Engine) -> Answer:
         """Remember the answer's handle, if it has one, to be released through ``prefill``."""
         if answer.params is not None:
@@ -117,14 +155,31 @@ def holds_nothing(engine: Engine) -> bool:
     return seen.running == 0 and seen.waiting == 0 and seen.kv_usage == 0
 
 
+def leave(engine: Engine, body: Mapping[str, Any], *, once: Callable[[EngineMetrics], bool], path: str = CHAT) -> None:
+    """Send a request and close the connection as soon as the engine's metrics say ``once``."""
+    with client.sent(engine.url + path, body):
+        assert wait_until(lambda: once(engine.metrics()), seconds=60, every=0.005), "the phase was not seen"
+    engine.check_alive()
+
+
+def prefill_leg(messages: Messages, params: Params, salt: str) -> dict[str, Any]:
+    """A prefill leg's request."""
+    return chat(messages, max_tokens=1, cache_salt=salt, kv_transfer_params=params)
+
+
 def chat(messages: Messages, **fields: Any) -> dict[str, Any]:
     """A chat request."""
     return {"messages": messages, **SAMPLING, **fields}
 
 
-def completion(prompt: str, **fields: Any) -> dict[str, Any]:
+def completion(text: str, **fields: Any) -> dict[str, Any]:
     """A completions request."""
-    return {"prompt": prompt, **SAMPLING, **fields}
+    return {"prompt": text, **SAMPLING, **fields}
+
+
+def ids_request(prompt: Sequence[int], salt: str, **fields: Any) -> dict[str, Any]:
+    """A completions request whose prompt is token ids."""
+    return completion("", prompt=list(prompt), cache_salt=salt, **fields)
 
 
 @contextmanager
@@ -181,6 +236,12 @@ def story(topic: str, *, words: int = 160) -> Messages:
     told = [f"{topic} {place}" for place in ("by the river", "on the hill", "in the old town", "under the bridge")]
     text = " ".join((told * words)[: max(1, words // 4)])
     return [{"role": "system", "content": "Tell what you see."}, {"role": "user", "content": text}]
+
+
+def ids_of(engine: Engine, topic: str, tokens: int) -> list[int]:
+    """So many tokens of a story that is told again and again."""
+    told = tokenize(engine, story(topic))
+    return (told * (tokens // len(told) + 1))[:tokens]
 
 
 def continued(messages: Messages, answer: Answer, question: str = "What happened next?") -> Messages:

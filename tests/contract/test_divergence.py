@@ -5,29 +5,18 @@ Prompts are token ids, so that the difference is exactly where a test wants it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
-from kvloop_connector.handle import COLD_PREFILL_PARAMS
-from kvloop_connector.verdict import REUSE_FIELD
 from tests.contract.conftest import Pair
 from tests.contract.legs import (
     BLOCK,
-    COMPLETIONS,
-    Answer,
     Legs,
-    Params,
-    answer_of,
-    completion,
     fresh_salt,
+    ids_of,
     story,
     tokenize,
 )
-from tests.harness import client
-from tests.harness.engines import Engine
+from tests.harness.fixtures import PIECE
 
 THRESHOLD = 64
 BLOCKS = 5
@@ -38,21 +27,21 @@ POSITIONS = [boundary * BLOCK + offset for boundary in range(1, BLOCKS) for offs
 def test_exactly_the_whole_blocks_before_the_difference_are_read(pair: Pair, legs: Legs, position: int) -> None:
     salt = fresh_salt()
     told = tokenize(pair.decode, story(f"a difference at {position}", words=400))[: BLOCKS * BLOCK]
-    first = turn(legs, pair.prefill, pair.decode, told, salt=salt)
+    first = legs.complete(pair.prefill, pair.decode, told, salt=salt)
     # One of the same ids, so that it is a text that the model could have met.
     other = next(token for token in told if token != told[position])
     prompt = [*told[:position], other, *told[position + 1 :], *told[:BLOCK]]
     handle = pair.reusable(first, prompt)
     before = pair.other_prefill.metrics()
 
-    second = turn(legs, pair.other_prefill, pair.decode, prompt, handle.params, salt=salt)
+    second = legs.complete(pair.other_prefill, pair.decode, prompt, handle.params, salt=salt)
 
     counted = pair.other_prefill.metrics() - before
     whole = position // BLOCK * BLOCK
     assert handle.tokens == whole
     assert counted.external_hits == (whole if whole >= THRESHOLD else 0)
     assert counted.failed_transfers == 0
-    assert second.answer_ids == turn(legs, pair.prefill, pair.decode, prompt, salt=fresh_salt()).answer_ids
+    assert second.answer_ids == legs.complete(pair.prefill, pair.decode, prompt, salt=fresh_salt()).answer_ids
     if pair.kind.verifies:
         assert second.reuse == {"outcome": "read" if whole else "diverged", "tokens": whole}
 
@@ -61,51 +50,44 @@ def test_exactly_the_whole_blocks_before_the_difference_are_read(pair: Pair, leg
 def test_prompt_that_ends_within_what_is_retained(pair: Pair, legs: Legs, shorter: int) -> None:
     salt = fresh_salt()
     told = tokenize(pair.decode, story(f"cut by {shorter}", words=400))[: BLOCKS * BLOCK]
-    first = turn(legs, pair.prefill, pair.decode, told, salt=salt)
+    first = legs.complete(pair.prefill, pair.decode, told, salt=salt)
     prompt = told[: len(told) - shorter]
     handle = pair.reusable(first, prompt)
     before = pair.other_prefill.metrics()
 
-    second = turn(legs, pair.other_prefill, pair.decode, prompt, handle.params, salt=salt)
+    second = legs.complete(pair.other_prefill, pair.decode, prompt, handle.params, salt=salt)
 
     assert (pair.other_prefill.metrics() - before).external_hits == handle.tokens == len(prompt) // BLOCK * BLOCK
-    assert second.answer_ids == turn(legs, pair.prefill, pair.decode, prompt, salt=fresh_salt()).answer_ids
+    assert second.answer_ids == legs.complete(pair.prefill, pair.decode, prompt, salt=fresh_salt()).answer_ids
 
 
 def test_prompt_over_many_blocks_is_read_whole(pair: Pair, legs: Legs) -> None:
     salt = fresh_salt()
     told = tokenize(pair.decode, story("a long history", words=600))
     told = told[: len(told) // BLOCK * BLOCK]
-    first = turn(legs, pair.prefill, pair.decode, told, salt=salt)
+    first = legs.complete(pair.prefill, pair.decode, told, salt=salt)
     prompt = [*first.retained_ids, *told[: 2 * BLOCK]]
     handle = pair.reusable(first, prompt)
     before = pair.other_prefill.metrics()
 
-    second = turn(legs, pair.other_prefill, pair.decode, prompt, handle.params, salt=salt)
+    second = legs.complete(pair.other_prefill, pair.decode, prompt, handle.params, salt=salt)
 
     counted = pair.other_prefill.metrics() - before
     assert counted.external_hits == handle.tokens == len(told) > 20 * BLOCK
-    assert second.answer_ids == turn(legs, pair.prefill, pair.decode, prompt, salt=fresh_salt()).answer_ids
+    assert second.answer_ids == legs.complete(pair.prefill, pair.decode, prompt, salt=fresh_salt()).answer_ids
 
 
-def turn(
-    legs: Legs,
-    prefill: Engine,
-    decode: Engine,
-    prompt: Sequence[int],
-    params: Params = COLD_PREFILL_PARAMS,
-    *,
-    salt: str,
-) -> Answer:
-    """Both legs of a completion of token ids."""
-    legs.issued.pop(str(params.get("remote_request_id")), None)
-    body: dict[str, Any] = {**completion(""), "prompt": list(prompt), "cache_salt": salt}
-    of_prefill = client.post(prefill.url + COMPLETIONS, {**body, "max_tokens": 1, "kv_transfer_params": params})
-    assert of_prefill.status == 200, of_prefill.text
-    passed_on = of_prefill.json["kv_transfer_params"]
-    of_decode = client.post(
-        decode.url + COMPLETIONS, {**body, "return_token_ids": True, "kv_transfer_params": passed_on}
-    )
-    assert of_decode.status == 200, of_decode.text
-    answer = replace(answer_of([of_decode.json]), reuse=passed_on.get(REUSE_FIELD))
-    return legs.account(answer, prefill, decode)
+@pytest.mark.parametrize("suffix", [1, PIECE - 1, PIECE, PIECE + 1, 7 * PIECE + 1])
+def test_what_is_not_read_is_computed_in_pieces_upon_it(pair: Pair, legs: Legs, suffix: int) -> None:
+    salt = fresh_salt()
+    told = ids_of(pair.decode, f"{suffix} more", BLOCKS * BLOCK + suffix)
+    first = legs.complete(pair.prefill, pair.decode, told[: BLOCKS * BLOCK], salt=salt)
+    prompt = [*told[: BLOCKS * BLOCK], *reversed(told[-suffix:])]
+    handle = pair.reusable(first, prompt)
+    before = pair.other_prefill.metrics()
+
+    second = legs.complete(pair.other_prefill, pair.decode, prompt, handle.params, salt=salt)
+
+    counted = pair.other_prefill.metrics() - before
+    assert (counted.external_hits, counted.computed) == (BLOCKS * BLOCK, suffix)
+    assert second.answer_ids == legs.complete(pair.prefill, pair.decode, prompt, salt=fresh_salt()).answer_ids

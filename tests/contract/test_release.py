@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvloop_connector.handle import COLD_PREFILL_PARAMS
 from tests.contract.conftest import Pair, failure_of_stock
 from tests.contract.legs import (
     BLOCK,
@@ -178,17 +179,26 @@ class TestRejected:
         assert (pair.other_prefill.metrics() - before).external_hits == handle.tokens
         assert second.answer_ids == legs.cold(pair.prefill, pair.decode, history).answer_ids
 
-    def test_decode_leg_refused_leaves_prefills_blocks_to_their_lease(self, pair: Pair, legs: Legs) -> None:
-        messages = story("decode refuses")
-        reply = legs.prefill(pair.prefill, messages, cache_salt=fresh_salt())
-        body = chat(messages, model="another", kv_transfer_params=reply.json["kv_transfer_params"])
+    @pytest.mark.long
+    def test_turn_that_ends_between_its_legs_leaves_prefills_blocks_to_their_lease(
+        self, pair: Pair, legs: Legs
+    ) -> None:
+        messages, salt = story("decode refuses"), fresh_salt()
+        first = legs.cold(pair.other_prefill, pair.decode, messages, cache_salt=salt)
+        history = continued(messages, first)
+        handle = pair.reusable(first, tokenize(pair.decode, history))
+        reply = legs.prefill(pair.prefill, history, handle.params, cache_salt=salt)
+        body = chat(history, model="another", kv_transfer_params=reply.json["kv_transfer_params"])
 
         refused = client.post(pair.decode.url + CHAT, body)
 
         assert refused.status == 404
+        assert wait_until(lambda: holds_nothing(pair.decode))
         assert not holds_nothing(pair.prefill)
         # Half a minute. A decode engine that has other work may tell prefill sooner.
         assert wait_until(lambda: holds_nothing(pair.prefill), seconds=90)
+        again = legs.turn(pair.prefill, pair.decode, history, COLD_PREFILL_PARAMS, cache_salt=salt)
+        assert again.answer_ids == legs.cold(pair.other_prefill, pair.decode, history).answer_ids
 
 
 def overwrite_decode(pair: Pair, legs: Legs) -> None:

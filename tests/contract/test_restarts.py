@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
+
 from tests.contract.conftest import Pair
-from tests.contract.legs import Legs, continued, fresh_salt, story, tokenize
+from tests.contract.legs import Legs, continued, fresh_salt, holds_nothing, leave, prefill_leg, story, tokenize
+from tests.harness.engines import wait_until
+
+pytestmark = pytest.mark.long
 
 
 def test_prefill_that_restarted_reads_a_handle_from_before(pair: Pair, legs: Legs) -> None:
@@ -11,11 +18,24 @@ def test_prefill_that_restarted_reads_a_handle_from_before(pair: Pair, legs: Leg
     first = legs.cold(pair.other_prefill, pair.decode, messages, cache_salt=salt)
     history = continued(messages, first)
     handle = pair.reusable(first, tokenize(pair.decode, history))
+    left = legs.cold(pair.prefill, pair.decode, story("a client left"), cache_salt=salt)
+    lost = continued(story("a client left"), left)
+    of_lost = pair.reusable(left, tokenize(pair.decode, lost))
 
     pair.other_prefill.restart()
+    with pair.decode.frozen():
+        # This one waits for the two engines to shake hands, which they do for the first time.
+        leave(
+            pair.other_prefill,
+            prefill_leg(lost, of_lost.params, salt),
+            once=lambda seen: seen.waiting_for_transfer == 1,
+        )
+        assert wait_until(lambda: pair.other_prefill.metrics().waiting == 0)
+    assert wait_until(partial(holds_nothing, pair.other_prefill))
+    before = pair.other_prefill.metrics()
     second = legs.turn(pair.other_prefill, pair.decode, history, handle.params, cache_salt=salt)
 
-    assert pair.other_prefill.metrics().external_hits == handle.tokens
+    assert (pair.other_prefill.metrics() - before).external_hits == handle.tokens
     assert second.answer_ids == legs.cold(pair.prefill, pair.decode, history).answer_ids
 
 

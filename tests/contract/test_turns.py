@@ -102,6 +102,25 @@ class TestFirstTurn:
         assert answer.params is None
         assert wait_until(lambda: holds_nothing(pair.decode))
 
+    def test_conversation_goes_on_after_a_streamed_answer_that_a_stop_string_ended(
+        self, pair: Pair, legs: Legs
+    ) -> None:
+        messages, salt = story("stop strings in a stream"), fresh_salt()
+        stop = f" {legs.cold(pair.prefill, pair.decode, messages).text.split()[4]}"
+        legs.settle()
+        of_prefill = legs.prefill(pair.prefill, messages, cache_salt=salt).json["kv_transfer_params"]
+        body = chat(messages, cache_salt=salt, stop=[stop], return_token_ids=True, kv_transfer_params=of_prefill)
+
+        with streamed(pair.decode, CHAT, body) as chunks:
+            first = answer_of(list(chunks))
+
+        assert (first.finish_reason, first.params) == ("stop", None)
+        assert wait_until(lambda: holds_nothing(pair.decode))
+        history = continued(messages, first)
+        second = legs.turn(pair.prefill, pair.decode, history, COLD_PREFILL_PARAMS, cache_salt=salt)
+        assert second.answer_ids == legs.cold(pair.other_prefill, pair.decode, history).answer_ids
+        assert second.handle.num_tokens == len(second.retained_ids) - 1
+
 
 class TestStreams:
     @pytest.mark.parametrize("usage", [False, True], ids=["", "usage"])
@@ -163,18 +182,6 @@ class TestStreams:
         assert (pair.other_prefill.metrics() - before).external_hits == handle.tokens
         assert second.answer_ids == legs.cold(pair.prefill, pair.decode, history).answer_ids
 
-    def test_client_that_leaves_leaves_nothing_behind(self, pair: Pair, legs: Legs) -> None:
-        messages = story("a client that leaves")
-        of_prefill = legs.prefill(pair.prefill, messages, cache_salt=fresh_salt())
-        body = chat(messages, max_tokens=2000, kv_transfer_params=of_prefill.json["kv_transfer_params"])
-
-        with streamed(pair.decode, CHAT, body) as chunks:
-            next(chunks)
-            next(chunks)
-            assert pair.decode.metrics().running == 1
-
-        assert wait_until(lambda: holds_nothing(pair.decode))
-
 
 class TestSecondTurn:
     def test_other_prefill_pulls_all_that_is_proven(self, pair: Pair, legs: Legs) -> None:
@@ -221,6 +228,23 @@ class TestSecondTurn:
         legs.prefill(pair.other_prefill, history, handle.params, cache_salt=salt)
 
         assert wait_until(lambda: holds_nothing(pair.decode))
+
+    @pytest.mark.parametrize("reader", [0, 1])
+    @pytest.mark.parametrize("issuer", [0, 1])
+    def test_any_prefill_reads_from_any_decode_on_behalf_of_the_other(
+        self, pair: Pair, legs: Legs, reader: int, issuer: int
+    ) -> None:
+        prefills, decodes = (pair.prefill, pair.other_prefill), (pair.decode, pair.forgetful_decode)
+        messages, salt = story("here and there"), fresh_salt()
+        first = legs.cold(prefills[1 - reader], decodes[issuer], messages, cache_salt=salt)
+        history = continued(messages, first)
+        handle = pair.reusable(first, tokenize(pair.decode, history))
+        before = prefills[reader].metrics()
+
+        second = legs.turn(prefills[reader], decodes[1 - issuer], history, handle.params, cache_salt=salt)
+
+        assert (prefills[reader].metrics() - before).external_hits == handle.tokens
+        assert second.answer_ids == legs.cold(prefills[1 - reader], decodes[issuer], history).answer_ids
 
     def test_conversation_of_four_turns_stays_right(self, pair: Pair, legs: Legs) -> None:
         messages, salt = story("four turns"), fresh_salt()

@@ -6,25 +6,32 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
-from kvloop_connector.settings import Connector
 from tests.harness.engines import engine_environment
 from tests.harness.fixtures import REAL_ENGINES
 from tests.integration.test_demo import kvloop
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
 
-pytestmark = [*REAL_ENGINES]
+pytestmark = [*REAL_ENGINES, pytest.mark.long]
 
 
-@pytest.mark.parametrize("connector", Connector)
-def test_the_demonstration_reuses_what_each_turn_left(tmp_path: Path, connector: Connector) -> None:
+@pytest.mark.parametrize(
+    ("settings", "leases"),
+    [
+        pytest.param({"connector": "NixlConnector"}, False, id="stock"),
+        pytest.param({"connector": "NixlConnector", "enginePlugin": "Enabled"}, True, id="stock-with-plugin"),
+        pytest.param({"connector": "KvloopConnector"}, True, id="verified"),
+    ],
+)
+def test_the_demonstration_reuses_what_each_turn_left(tmp_path: Path, settings: dict[str, str], leases: bool) -> None:
     environment = str(engine_environment())
-    json_file = tmp_path / "demo.json"
+    json_file, state = tmp_path / "demo.json", tmp_path / "state"
     resource = tmp_path / "resource.yaml"
-    # An operator accepts kvloop's connector on the engine version of these engines only.
-    text = EXAMPLE.read_text().replace("v0.33.0", "v0.32.0")
-    resource.write_text(text.replace("  kvTransfer:\n", f"  kvTransfer:\n    connector: {connector.value}\n"))
+    document = yaml.safe_load(EXAMPLE.read_text())
+    document["spec"]["kvTransfer"] |= settings
+    resource.write_text(yaml.safe_dump(document))
 
     done = kvloop(
         *(
@@ -41,6 +48,8 @@ def test_the_demonstration_reuses_what_each_turn_left(tmp_path: Path, connector:
             "8",
             "--json",
             json_file,
+            "--state-dir",
+            state,
         ),
         KVLOOP_ENGINE_ENVIRONMENT=environment,
     )
@@ -52,3 +61,6 @@ def test_the_demonstration_reuses_what_each_turn_left(tmp_path: Path, connector:
     assert [turn["path"] for turn in document["turns"]] == ["cold", "warm", "warm"]
     for turn in document["turns"][1:]:
         assert turn["reused_tokens"] >= 0.9 * turn["left_by_turn_before"]
+    # What one of the two routers does not use, it releases: by name where the engine's plug-in was loaded.
+    [log] = state.rglob("demo-decode-0/engine.log")
+    assert ('"POST /v1/kvloop/release HTTP/1.1" 200 OK' in log.read_text()) is leases

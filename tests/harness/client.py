@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +35,23 @@ def post(url: str, body: Mapping[str, Any] | bytes, *, api_key: str = "") -> Rep
     """The answer to a POST request; ``bytes`` go out as they are."""
     with _answer("POST", url, body, api_key) as answer:
         return Reply(answer.status, answer.read().decode())
+
+
+@contextmanager
+def sent(url: str, body: Mapping[str, Any]) -> Iterator[Callable[[], Reply]]:
+    """A request on its way, and how to wait for its answer; the connection closes with the context, answered or not."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=CALL_SECONDS)
+
+    def reply() -> Reply:
+        with connection.getresponse() as answer:
+            return Reply(answer.status, answer.read().decode())
+
+    try:
+        connection.request("POST", parts.path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        yield reply
+    finally:
+        connection.close()
 
 
 @contextmanager

@@ -183,6 +183,22 @@ class Engine:
         """End all of it at once, as a node that fails does."""
         self._end(seconds=0)
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Within this context the engine computes nothing and neither serves reads nor hears of them.
+
+        The server of a real one goes on taking requests; the simulator is one process, whose connections wait.
+        """
+        pids = [pid for pid in self._group() if _is_core(self.kind, pid)]
+        assert pids, f"{self.name} has no core"
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
     def ask_to_stop(self) -> None:
         """Send SIGTERM, without waiting."""
         if self._process is not None and self._process.poll() is None:
@@ -260,14 +276,31 @@ def start(kind: Kind, directory: Path, specs: Sequence[EngineSpec]) -> Iterator[
         engine_environment()
     directory.mkdir(parents=True, exist_ok=True)
     _key_file(directory).write_text(secrets.token_hex(32))
-    model = directory / "model"
-    write_model(model)
-    count = dict.fromkeys(Role, 0)
+    write_model(directory / "model")
+    with _running(_engines(kind, directory, specs, dict.fromkeys(Role, 0))) as engines:
+        yield engines
+
+
+@contextmanager
+def start_beside(engines: Engines, specs: Sequence[EngineSpec]) -> Iterator[Engines]:
+    """Start more engines that exchange KV with ``engines``: of their kind, with their model and their key."""
+    count = {role: sum(engine.role is role for engine in engines.all) for role in Role}
+    with _running(_engines(engines.kind, engines.all[0].log.parent, specs, count)) as more:
+        yield more
+
+
+def _engines(kind: Kind, directory: Path, specs: Sequence[EngineSpec], count: dict[Role, int]) -> list[Engine]:
+    """Engines that do not run yet. count: how many there are of each role, counted on."""
     engines: list[Engine] = []
     for spec in specs:
         name = f"{kind}-{spec.role}-{count[spec.role]}" if spec.transfers else f"{kind}-alone"
-        engines.append(Engine(kind, name, spec, directory=directory, model=model))
+        engines.append(Engine(kind, name, spec, directory=directory, model=directory / "model"))
         count[spec.role] += spec.transfers
+    return engines
+
+
+@contextmanager
+def _running(engines: Sequence[Engine]) -> Iterator[Engines]:
     begun = time.monotonic()
     RUNNING.extend(engines)
     try:
@@ -275,7 +308,7 @@ def start(kind: Kind, directory: Path, specs: Sequence[EngineSpec]) -> Iterator[
             engine.launch()
         for engine in engines:
             engine.wait_until_ready()
-        yield Engines(kind, tuple(engines), time.monotonic() - begun)
+        yield Engines(engines[0].kind, tuple(engines), time.monotonic() - begun)
     finally:
         for engine in engines:
             engine.ask_to_stop()
@@ -341,6 +374,13 @@ def _environment(kind: Kind, directory: Path) -> dict[str, str]:
         return kept
     plugin = make_plugin_directory(directory / "plugin", patient=True)
     return {**kept, **cpu_engine.environment(plugin)}
+
+
+def _is_core(kind: Kind, pid: int) -> bool:
+    """Whether it is a process of an engine that schedules, computes or transfers."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    # vLLM names these processes after what they are; its server keeps its command line.
+    return command.startswith(b"VLLM::") if kind.is_real else b"kvloop_sim" in command and b"supervise" not in command
 
 
 def _pids() -> list[int]:

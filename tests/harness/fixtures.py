@@ -12,17 +12,41 @@ from pathlib import Path
 
 import pytest
 
+from kvloop_connector.lease_requests import PLUGIN, WORKER_EXTENSION
 from kvloop_connector.settings import Role
 from tests.harness.engines import Engines, EngineSpec, Kind, start
 
-BRIEF_TTL_SECONDS = 8
+BRIEF_TTL_SECONDS = 12
 """Retention of the forgetful decode engine: too short for a deployment, long enough to be waited for."""
+
+PIECE = 128
+"""Tokens that the second prefill engine computes in one step: a prompt takes many."""
+
+RETAINED_SHARE = 0.3
+"""Of the forgetful decode engine's KV blocks, with KvloopConnector."""
+
+_LEASING = EngineSpec(
+    role=Role.DECODE,
+    arguments=("--worker-extension-cls", WORKER_EXTENSION),
+    # Once it is set, it says of every group what is loaded.
+    environment={"VLLM_PLUGINS": f"kvloop_stream_handle,{PLUGIN}"},
+)
+"""A decode engine whose retained blocks can be released and renewed."""
 
 SPECS = (
     EngineSpec(role=Role.PREFILL),
-    EngineSpec(role=Role.PREFILL),
-    EngineSpec(role=Role.DECODE),
-    EngineSpec(role=Role.DECODE, transfer_config={"decoder_kv_blocks_ttl": BRIEF_TTL_SECONDS}),
+    EngineSpec(
+        role=Role.PREFILL, arguments=("--max-num-batched-tokens", str(PIECE), "--max-num-seqs", str(PIECE // 2))
+    ),
+    _LEASING,
+    replace(_LEASING, transfer_config={"decoder_kv_blocks_ttl": BRIEF_TTL_SECONDS}),
+)
+
+SIM_SPECS = (
+    SPECS[0],
+    # A prompt is one piece there; a long one takes about as long as in many.
+    replace(SPECS[1], arguments=("--sim-timing", '{"prefill_per_token_and_context_token": 2e-7}')),
+    *SPECS[2:],
 )
 
 KVLOOP_SPECS = (
@@ -30,7 +54,11 @@ KVLOOP_SPECS = (
     # Blocks are hashed for the connector where no cache wants it too: on a reader and on an issuer of handles.
     replace(SPECS[1], prefix_caching=False),
     SPECS[2],
-    replace(SPECS[3], prefix_caching=False),
+    replace(
+        SPECS[3],
+        prefix_caching=False,
+        transfer_config={**SPECS[3].transfer_config, "kvloop_retained_share_limit": RETAINED_SHARE},
+    ),
 )
 
 REAL_ENGINES = (pytest.mark.engine, pytest.mark.timeout(1200), pytest.mark.xdist_group("engines"))
@@ -40,7 +68,7 @@ REAL_ENGINES = (pytest.mark.engine, pytest.mark.timeout(1200), pytest.mark.xdist
 @pytest.fixture(scope="session")
 def sim_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """Simulated engines."""
-    with start(Kind.SIM, tmp_path_factory.mktemp("sim-engines"), SPECS) as engines:
+    with start(Kind.SIM, tmp_path_factory.mktemp("sim-engines"), SIM_SPECS) as engines:
         yield engines
 
 

@@ -27,6 +27,8 @@ class EngineMetrics:
     computed: float
     running: float
     waiting: float
+    waiting_for_memory: float
+    waiting_for_transfer: float
     kv_usage: float
 
     def __sub__(self, earlier: EngineMetrics) -> EngineMetrics:
@@ -37,6 +39,8 @@ class EngineMetrics:
         """What two engines counted together."""
         return EngineMetrics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
+
+_WAITING = "vllm:num_requests_waiting_by_reason"
 
 _SAMPLES: dict[str, tuple[str, Callable[[dict[str, str]], bool]]] = {
     "reads": ("vllm:nixl_bytes_transferred_count", lambda _: True),
@@ -51,6 +55,8 @@ _SAMPLES: dict[str, tuple[str, Callable[[dict[str, str]], bool]]] = {
     "computed": ("vllm:prompt_tokens_by_source_total", lambda labels: labels.get("source") == "local_compute"),
     "running": ("vllm:num_requests_running", lambda _: True),
     "waiting": ("vllm:num_requests_waiting", lambda _: True),
+    "waiting_for_memory": (_WAITING, lambda labels: labels.get("reason") == "capacity"),
+    "waiting_for_transfer": (_WAITING, lambda labels: labels.get("reason") == "deferred"),
     "kv_usage": ("vllm:kv_cache_usage_perc", lambda _: True),
 }
 

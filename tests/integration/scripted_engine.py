@@ -16,11 +16,13 @@ from typing import Any
 
 from aiohttp import web
 
+from kvloop_connector.lease_requests import RELEASE_PATH, RENEW_PATH
 from kvloop_connector.settings import Role
 
 BLOCK_SIZE = 4
 ANSWER = "fine"
 END = "\n"
+_GENERATES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 
 Step = Callable[["ScriptedEngine", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
@@ -45,6 +47,11 @@ class ScriptedEngine:
     cached_tokens: what prefill says it did not compute; None: all that it was given to pull.
     verdict: with KvloopConnector, what prefill says of a handle that it is given; "" without.
     counts: whether its counter of bytes moves.
+    likely: the log-probabilities of the first token that it tells where it is asked, to each leg those of the next,
+        the last ones for ever; where there are none it tells nothing.
+    leases: the status with which it answers to releases and renewals by name; 200: it does what it is asked.
+    renewed_by: by how much it then moves deadlines. not_held: the request ids of which it retains nothing.
+    leases_wait: answers to them wait for it. leased: what of the kind it was asked; first, whether it knows it at all.
     left: set when a client closed its connection before the answer's end.
     """
 
@@ -60,8 +67,14 @@ class ScriptedEngine:
     verdict: str = ""
     renders_otherwise: bool = False
     counts: bool = True
+    likely: list[Mapping[str, float]] = field(default_factory=list)
+    leases: int = 404
+    renewed_by: float = 100.0
+    not_held: set[str] = field(default_factory=set)
+    leases_wait: asyncio.Event | None = None
     script: list[Step] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
+    leased: list[Asked] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     finished: asyncio.Event = field(default_factory=asyncio.Event)
@@ -288,6 +301,8 @@ def _answer(engine: ScriptedEngine, path: str, body: dict[str, Any]) -> dict[str
         choice["message"] = {"role": "assistant", "content": ANSWER}
     else:
         choice["text"] = ANSWER + END
+    if body.get("logprobs") and engine.likely:
+        choice["logprobs"] = _logprobs(engine.likely.pop(0) if engine.likely[1:] else engine.likely[0], body)
     usage = {"prompt_tokens": len(ids), "completion_tokens": len(answer_ids)}
     answer: dict[str, Any] = {"id": "answer", "choices": [{**choice, **_ids(asked, answer_ids)}], "usage": usage}
     if asked and "messages" in body:
@@ -308,6 +323,12 @@ def _answer(engine: ScriptedEngine, path: str, body: dict[str, Any]) -> dict[str
     return answer
 
 
+def _logprobs(likely: Mapping[str, float], body: Mapping[str, Any]) -> dict[str, Any]:
+    if "messages" not in body:
+        return {"top_logprobs": [dict(likely)]}
+    return {"content": [{"top_logprobs": [{"token": word, "logprob": value} for word, value in likely.items()]}]}
+
+
 def _prompt_ids(engine: ScriptedEngine, body: dict[str, Any]) -> list[int]:
     given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
     if given is not None:
@@ -321,6 +342,10 @@ def _ids(asked: bool, ids: list[int] | bytes) -> dict[str, Any]:
 
 def _text(content: Any) -> str:
     return content if isinstance(content, str) else json.dumps(content)
+
+
+def _renewed(engine: ScriptedEngine) -> dict[str, Any]:
+    return {"outcome": "renewed", "seconds": engine.renewed_by}
 
 
 def _fills(asked: Asked) -> bool:
@@ -348,6 +373,20 @@ def _application(engine: ScriptedEngine) -> web.Application:
         tokens = rendered(body)
         return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len})
 
+    async def lease(request: web.Request) -> web.StreamResponse:
+        body = json.loads(await request.read())
+        engine.leased.append(Asked(request.path, body, request.headers))
+        if engine.leases_wait is not None:
+            await engine.leases_wait.wait()
+        status = 400 if engine.leases == 200 and not body else engine.leases
+        if status != 200:
+            return await fails(status)(engine, request, body)
+        done = {"outcome": "released"} if request.path == RELEASE_PATH else _renewed(engine)
+        missing = {"outcome": "not_held"}
+        named = body["remote_request_ids"]
+        entries = [{"remote_request_id": name, **(missing if name in engine.not_held else done)} for name in named]
+        return web.json_response({"handles": entries})
+
     async def health(request: web.Request) -> web.StreamResponse:
         return web.Response(status=200 if engine.healthy else 503)
 
@@ -370,6 +409,8 @@ def _application(engine: ScriptedEngine) -> web.Application:
         app.router.add_get(path, handler)
     app.router.add_post("/tokenize", tokenize)
     app.router.add_post("/v1/audio/transcriptions", transcribe)
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"):
+    for path in (RELEASE_PATH, RENEW_PATH):
+        app.router.add_post(path, lease)
+    for path in _GENERATES:
         app.router.add_post(path, generate)
     return app

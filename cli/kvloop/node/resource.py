@@ -21,7 +21,8 @@ from kvloop_operator.api.v1alpha1 import Connector, DisaggregatedInference
 from kvloop_operator.api.v1alpha1.arguments import own_arguments
 from kvloop_operator.desired import desired
 from kvloop_operator.facts import Facts, OperatorSettings, SecretMaterial
-from kvloop_operator.manifests.common import plain
+from kvloop_operator.manifests.common import Context, plain
+from kvloop_operator.manifests.connector import streams_carry_handles
 
 BIND_ADDRESS = "$(POD_IP)"
 """A pod's own address: all pods of this machine share its interfaces."""
@@ -42,6 +43,7 @@ class InvalidFile(NodeError):
 class LocalDeployment:
     """Everything that a local node needs to run a resource.
 
+    engine_version: vLLM's, as it is told to people.
     notices: what is different from what the file says, one sentence each.
     host_paths: files of this machine that manifests name.
     """
@@ -49,6 +51,7 @@ class LocalDeployment:
     resource: DisaggregatedInference
     facts: Facts
     engine: EngineKind
+    engine_version: str
     manifests: list[dict[str, Any]]
     images: dict[str, ProcessImage]
     notices: tuple[str, ...]
@@ -91,8 +94,13 @@ def prepare(
         if resource.spec.kv_transfer.connector is Connector.KVLOOP:
             fault = "spec.kvTransfer.connector: simulated engines have NixlConnector only"
             raise InvalidFile(f"{file}: {fault}; use it, or --engine vllm")
-        version = str(facts.engine.version) if facts.engine is not None else "0.33.0"
-        image = simulated_engine(state_dir / "bin", version=version, time_scale=time_scale)
+        version = told = str(facts.engine.version) if facts.engine is not None else "0.33.0"
+        image = simulated_engine(
+            state_dir / "bin",
+            version=version,
+            time_scale=time_scale,
+            stream_handles=streams_carry_handles(Context(resource, facts, "")),
+        )
         notices.insert(0, "engines are SIMULATED: no model runs, texts are made up, times follow a model of timing")
         host_paths: tuple[Path, ...] = ()
     else:
@@ -105,11 +113,16 @@ def prepare(
         resource, facts = again.resource, _with_plugin(again.facts)
         image = real_engine(environment, state_dir)
         notices = [*changes, "an engine that waits sleeps 1 ms instead of spinning, so that several share few cores"]
+        told = environment.version
+        if environment.unofficial:
+            told += " (unofficial)"
+            notices.insert(0, f"engines are UNOFFICIAL: vLLM {environment.version}'s code on parts of another release")
         host_paths = (model,)
     return LocalDeployment(
         resource=resource,
         facts=facts,
         engine=engine,
+        engine_version=told,
         manifests=desired(resource, facts),
         images={resource.spec.engine.image: image, facts.router_image: router()},
         notices=tuple(notices),

@@ -37,10 +37,16 @@ class NoEngineEnvironment(NodeError):
 
 @dataclass(frozen=True, slots=True)
 class EngineEnvironment:
-    """An environment with vLLM's CPU build and NIXL; ``version`` as in ``0.32.0``."""
+    """An environment with vLLM's CPU build and NIXL.
+
+    version: as in ``0.32.0``.
+    unofficial: whether it is put together from the parts of two releases
+        (``requirements/unofficial-engine-environment.sh``).
+    """
 
     path: Path
     version: str
+    unofficial: bool = False
 
     @classmethod
     def find(cls) -> EngineEnvironment:
@@ -58,7 +64,8 @@ class EngineEnvironment:
         )
         if asked.returncode != 0:
             raise NoEngineEnvironment(f"no vLLM in {path}: {asked.stderr.strip().rpartition(chr(10))[2]}; {remedy}")
-        return cls(path, asked.stdout.strip().partition("+")[0])
+        version, _, build = asked.stdout.strip().partition("+")
+        return cls(path, version, unofficial="unofficial" in build)
 
     @property
     def python(self) -> Path:
@@ -91,10 +98,15 @@ def tiny_model(environment: EngineEnvironment) -> Path:
     return target
 
 
-def simulated_engine(directory: Path, *, version: str, time_scale: float) -> ProcessImage:
-    """vLLM's command line, answered by the simulator. ``directory`` gets the program that stands for ``vllm``."""
+def simulated_engine(directory: Path, *, version: str, time_scale: float, stream_handles: bool) -> ProcessImage:
+    """vLLM's command line, answered by the simulator. ``directory`` gets the program that stands for ``vllm``.
+
+    stream_handles: whether streamed answers carry the handle, on whichever version.
+    """
     words = [sys.executable, "-m", "kvloop_sim"]
     own = ["--sim-version", version, "--sim-time-scale", f"{time_scale:g}"]
+    if stream_handles:
+        own.append("--sim-stream-handles")
     directory.mkdir(parents=True, exist_ok=True)
     program = directory / "vllm"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@" {shlex.join(own)}\n')

@@ -21,10 +21,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from vllm.version import __version__ as vllm_version
 
-from kvloop_connector.engine.lease_service import LeaseService, refusal
-from kvloop_connector.engine.start import TRIED_VERSIONS, renewable_seconds, seal_key
+from kvloop_connector.engine.start import TRIED_VERSIONS, seal_key
 from kvloop_connector.errors import UnsupportedEngine
+from kvloop_connector.lease_ranks import renewable_seconds
 from kvloop_connector.lease_requests import PLUGIN, RELEASE_PATH, RENEW_PATH, WORKER_EXTENSION
+from kvloop_connector.lease_service import LeaseService, refusal
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient

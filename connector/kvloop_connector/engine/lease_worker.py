@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvloop_connector.engine.start import renewable_seconds
 from kvloop_connector.errors import InvalidAnswer
-from kvloop_connector.lease_ranks import Deadlines, RankAnswer, RankLeases
+from kvloop_connector.lease_ranks import Deadlines, RankAnswer, RankLeases, renewable_seconds
 
 # vLLM configures handlers for its own loggers only.
 logger = logging.getLogger("vllm.kvloop.leases")

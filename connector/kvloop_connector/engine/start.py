@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvloop_connector.errors import UnsupportedEngine
+from kvloop_connector.lease_ranks import renewable_seconds
 from kvloop_connector.proof import SealKey
-from kvloop_connector.settings import HASH_ALGORITHM, KEY_FILE, REVISION, Role
+from kvloop_connector.settings import HASH_ALGORITHM, KEY_FILE, RETAINED_SHARE, REVISION, Role
 
-LONGEST_LEASE = "kvloop_longest_lease_seconds"
-"""Key of ``kv_connector_extra_config``: how long blocks are retained at most, with all renewals. An hour if absent."""
-
-RETAINED_SHARE = "kvloop_retained_share_limit"
-"""Key of ``kv_connector_extra_config``: the share (0 to 1) of a decode engine's KV blocks that may be retained; a turn
-that would pass it has no handle. No limit if absent."""
-
-_LONGEST_LEASE_SECONDS = 3600
-_DECODER_TTL_SECONDS = 480
-"""vLLM's own default (``nixl/base_scheduler.py:180``)."""
-
-TRIED_VERSIONS = frozenset({"0.32.0"})
-"""vLLM versions on which the tests of the connector ran."""
+TRIED_VERSIONS = frozenset({"0.32.0", "0.33.0"})
+"""vLLM versions on which the tests of the connector ran; 0.33.0 unofficially: its Python code on 0.32.0's CPU build."""
 
 _ROLES = {"kv_producer": Role.PREFILL, "kv_consumer": Role.DECODE}
 
@@ -88,18 +77,6 @@ def checked_start(
         renewable=renewable_seconds(extra),
         retained_share=_retained_share(extra),
     )
-
-
-def renewable_seconds(extra: Mapping[str, Any]) -> float:
-    """How many seconds all renewals together may add to a decode engine's deadline; raises UnsupportedEngine."""
-    ttl = extra.get("decoder_kv_blocks_ttl", _DECODER_TTL_SECONDS)
-    longest = extra.get(LONGEST_LEASE, max(_LONGEST_LEASE_SECONDS, ttl))
-    if isinstance(longest, bool) or not isinstance(longest, int | float) or not ttl <= longest < math.inf:
-        raise UnsupportedEngine(
-            f"kv_connector_extra_config.{LONGEST_LEASE} is {longest}: use a number of seconds, "
-            f"decoder_kv_blocks_ttl ({ttl}) or more"
-        )
-    return float(longest - ttl)
 
 
 def _retained_share(extra: Mapping[str, Any]) -> float | None:

@@ -41,7 +41,18 @@ _COPIED = frozenset(
     }
 )
 _HANDLED = frozenset(
-    {"$defs", "$ref", "additionalProperties", "anyOf", "const", "default", "items", "properties", "title"}
+    {
+        "$defs",
+        "$ref",
+        "additionalProperties",
+        "anyOf",
+        "const",
+        "default",
+        "exclusiveMinimum",
+        "items",
+        "properties",
+        "title",
+    }
 )
 
 _PRINTER_COLUMNS = (
@@ -108,6 +119,8 @@ def structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dic
     result = {key: schema[key] for key in sorted(schema.keys() & _COPIED)}
     if "description" in result:
         result["description"] = " ".join(result["description"].replace("``", "").split())
+    if "exclusiveMinimum" in schema:
+        result |= {"minimum": schema["exclusiveMinimum"], "exclusiveMinimum": True}
     if "const" in schema:
         result["enum"] = [schema["const"]]
     if "default" in schema and schema["default"] not in (None, [], "") and not _is_empty_map(schema):

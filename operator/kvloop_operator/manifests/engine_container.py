@@ -36,7 +36,7 @@ def engine_container(context: Context, role: Role) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": names.ENGINE_CONTAINER,
         "image": engine.image,
-        "command": connector.command(context),
+        "command": connector.command(context, role),
         "args": _arguments(context, role),
         "env": environment(context, role),
         "ports": _ports(context, role),
@@ -124,6 +124,7 @@ def _own_environment(context: Context, role: Role) -> Iterable[dict[str, Any]]:
     if context.facts.role(role).accelerator is Accelerator.CPU:
         yield {"name": "UCX_TLS", "value": "tcp,self"}
         yield {"name": "VLLM_CPU_OMP_THREADS_BIND", "value": "nobind"}
+    yield from connector.environment(context, role)
 
 
 def _s3_environment(context: Context) -> Iterable[dict[str, Any]]:

@@ -34,6 +34,10 @@ def router_config(context: Context) -> dict[str, Any]:
     ttl = router.handle_ttl_seconds
     if ttl is None:
         ttl = transfer.decoder_kv_blocks_ttl_seconds - HANDLE_TTL_MARGIN_SECONDS
+    limits = {
+        "longestLeaseSeconds": transfer.longest_lease_seconds,
+        "retainedShareLimit": transfer.retained_share_limit,
+    }
     return {
         "listen": {"host": context.facts.bind_address, "port": names.ROUTER_PORT},
         "admin": {
@@ -50,7 +54,11 @@ def router_config(context: Context) -> dict[str, Any]:
             "bidirectionalKvXfer": transfer.bidirectional_kv_xfer,
             "kvRecomputeThreshold": transfer.kv_recompute_threshold,
             "decoderKvBlocksTtlSeconds": transfer.decoder_kv_blocks_ttl_seconds,
+            # What nobody set is left to the router.
+            **{field: limit for field, limit in limits.items() if limit is not None},
         },
+        # Which engines can, the router asks them itself.
+        "leases": {"renew": True},
         "engine": {
             "promptTokenIds": engine.prompt_token_ids if engine else False,
             "streamHandles": connector.streams_carry_handles(context),

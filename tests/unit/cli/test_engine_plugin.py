@@ -22,6 +22,8 @@ print(json.dumps({
 }))
 """
 
+PLUG_INS = {"kvloop_allow_leases": True, "kvloop_stream_handle": True}
+
 
 def seen_by_a_process(directory: Path, question: str = SEEN) -> Any:
     """What a Python that knows nothing of this checkout but ``directory`` finds."""
@@ -35,7 +37,7 @@ def seen_by_a_process(directory: Path, question: str = SEEN) -> Any:
 def test_entry_point_is_found_and_loads_from_this_checkout(tmp_path: Path) -> None:
     found = seen_by_a_process(make_plugin_directory(tmp_path))
 
-    assert found["entry_points"] == {"kvloop_stream_handle": True}
+    assert found["entry_points"] == PLUG_INS
     assert Path(found["package"]).resolve() == Path(kvloop_connector.__file__).resolve()
     assert not found["sleeps"]
 
@@ -79,5 +81,5 @@ def test_directory_is_made_anew_over_an_old_one(tmp_path: Path) -> None:
 
     found = seen_by_a_process(make_plugin_directory(tmp_path))
 
-    assert found["entry_points"] == {"kvloop_stream_handle": True}
+    assert found["entry_points"] == PLUG_INS
     assert not found["sleeps"]

@@ -18,6 +18,8 @@ print(json.dumps({
 }))
 """
 
+PLUG_INS = {"kvloop_allow_leases": True, "kvloop_stream_handle": True}
+
 
 def deliver(target: Path) -> None:
     subprocess.run([sys.executable, "-m", "kvloop_connector.delivery", str(target)], check=True)
@@ -36,7 +38,7 @@ def test_package_and_plug_in_are_found_in_the_directory_alone(tmp_path: Path) ->
 
     found = seen_by_an_engine(str(tmp_path / "new"))
 
-    assert found["entry points"] == {"kvloop_stream_handle": True}
+    assert found["entry points"] == PLUG_INS
     assert Path(found["package"]).is_relative_to(tmp_path)
 
 
@@ -55,7 +57,7 @@ def test_two_directories_on_the_path_give_one_plug_in(tmp_path: Path) -> None:
 
     found = seen_by_an_engine(f"{tmp_path / 'one'}:{tmp_path / 'two'}")
 
-    assert found["entry points"] == {"kvloop_stream_handle": True}
+    assert found["entry points"] == PLUG_INS
 
 
 def test_any_user_may_read_what_was_delivered(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvloop_connector.engine.lease_service import Answer, LeaseService, refusal
 from kvloop_connector.errors import InvalidHandle, UnsupportedEngine
 from kvloop_connector.handle import KVHandle
 from kvloop_connector.lease_ranks import RankLeases
+from kvloop_connector.lease_service import Answer, LeaseService, refusal
 from kvloop_connector.proof import FIELD, Proof, Term, is_sealed
 from kvloop_connector.verdict import Outcome
 from tests.unit.connector.proofs import KEY, NOW, OTHER_KEY, TERM, Issuer, judged

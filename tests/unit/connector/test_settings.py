@@ -11,6 +11,7 @@ from kvloop_connector.settings import (
     OWN_EXTRA_KEYS,
     READ_MARGIN_SECONDS,
     KVTransferSettings,
+    Retention,
     Role,
     Verification,
     transfer_config,
@@ -80,6 +81,20 @@ def test_kvloops_connector_is_the_stock_one_with_a_module_a_key_and_a_revision(r
             "kvloop_revision": "0123456789",
         },
     }
+
+
+def test_the_stock_connector_is_told_of_leases_only_what_is_set() -> None:
+    plain = transfer_config(KVTransferSettings(), Role.DECODE)
+    extra = plain["kv_connector_extra_config"]
+
+    cases: list[tuple[Retention, dict[str, Any]]] = [
+        (Retention(), {}),
+        (Retention(longest_lease_seconds=600), {"kvloop_longest_lease_seconds": 600}),
+        (Retention(share_limit=0.3), {"kvloop_retained_share_limit": 0.3}),
+    ]
+    for retention, told in cases:
+        config = transfer_config(KVTransferSettings(), Role.DECODE, retention=retention)
+        assert config == {**plain, "kv_connector_extra_config": {**extra, **told}}
 
 
 GOLDEN_ARGUMENTS = [

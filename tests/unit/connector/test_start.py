@@ -4,13 +4,17 @@ from typing import Any
 
 import pytest
 
-from kvloop_connector.engine.start import LONGEST_LEASE, RETAINED_SHARE, checked_start, renewable_seconds
+from kvloop_connector.engine.start import checked_start
 from kvloop_connector.errors import UnsupportedEngine
+from kvloop_connector.lease_ranks import renewable_seconds
 from kvloop_connector.settings import (
     HASH_ALGORITHM,
     KEY_FILE,
+    LONGEST_LEASE,
+    RETAINED_SHARE,
     REVISION,
     KVTransferSettings,
+    Retention,
     Role,
     Verification,
     transfer_config,
@@ -104,3 +108,15 @@ def test_an_engine_with_the_settings_that_kvloop_renders_starts(role: Role) -> N
     )
 
     assert (start.role, start.revision) == (role, "0123456789")
+    assert (start.renewable, start.retained_share) == (3600 - 480, None)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_an_engine_keeps_to_the_retention_that_kvloop_renders(role: Role) -> None:
+    verification = Verification(key_file="/key", revision="0123456789")
+    retention = Retention(longest_lease_seconds=600, share_limit=0.3)
+    config = transfer_config(KVTransferSettings(), role, verification=verification, retention=retention)
+
+    start = checked_start(**{**GOOD, "extra": config["kv_connector_extra_config"]}, read_key=read_key)
+
+    assert (start.renewable, start.retained_share) == (120, 0.3)

@@ -59,11 +59,9 @@ def test_engines_are_refused_before_the_oldest_version_that_is_safe(version: str
 
 def test_fields_that_this_version_does_not_act_on_are_refused_and_not_ignored() -> None:
     assert found(
-        kvTransfer__retainedShareLimit=0.5,
         security__tls={"secretName": "tls"},
         router__handleStore={"url": "valkey://store:6379"},
     ) == [
-        "spec.kvTransfer.retainedShareLimit",
         "spec.security.tls",
         "spec.router.handleStore.url",
     ]
@@ -90,10 +88,13 @@ def test_notes_say_what_an_older_engine_cannot_do() -> None:
 KVLOOP: Any = {"kvTransfer__connector": "KvloopConnector", "engine__version": "0.32.0"}
 
 
-def test_kvloops_connector_is_an_own_choice_on_the_version_that_it_was_tried_with() -> None:
+def test_kvloops_connector_is_an_own_choice_on_the_versions_that_it_was_tried_with() -> None:
+    untried = "my-registry/vllm-efa:v0.34.0"
+
     assert found(**KVLOOP) == []
-    assert found(**{**KVLOOP, "engine__version": "0.33.0"}) == ["spec.engine.version"]
-    assert found(kvTransfer__connector="KvloopConnector") == ["spec.engine.image"]
+    assert found(**{**KVLOOP, "engine__version": "0.33.0"}) == []
+    assert found(**{**KVLOOP, "engine__version": "0.33.1"}) == ["spec.engine.version"]
+    assert found(kvTransfer__connector="KvloopConnector", engine__image=untried) == ["spec.engine.image"]
 
 
 def test_kvloops_connector_is_refused_where_its_engines_would_not_start() -> None:
@@ -113,11 +114,52 @@ def test_what_kvloops_connector_mounts_is_free_without_it() -> None:
         assert found(**KVLOOP, **mounted) == ["spec.decode.volumeMounts[0].mountPath"]
 
 
-def test_streams_carry_handles_by_the_plug_in_unless_it_is_filtered_out() -> None:
+PLUGIN: Any = {"kvTransfer__enginePlugin": "Enabled", "engine__version": "0.32.0"}
+OWN_EXTENSION = ["--worker-extension-cls", "mine.Extension"]
+TWO_RANKS: Any = {"decode__tensorParallelSize": 4, "decode__dataParallelSize": 2}
+
+
+def test_streams_carry_handles_by_the_plug_in_with_either_connector() -> None:
     def texts(**changes: object) -> list[str]:
-        parsed = resource(**KVLOOP, **changes)
+        parsed = resource(**changes)
         return [note.text for note in notes(parsed, facts_of(parsed))]
 
-    assert texts() == []
-    assert len(texts(engine__env=[{"name": "VLLM_PLUGINS", "value": "neuron"}])) == 1
-    assert texts(engine__env=[{"name": "VLLM_PLUGINS", "value": "neuron,kvloop_stream_handle"}]) == []
+    assert "enginePlugin: Enabled brings it" in texts(engine__version="0.32.0")[0]
+    assert "enginePlugin" not in texts(engine__version="0.31.0")[0]
+    for settings in (KVLOOP, PLUGIN):
+        assert texts(**settings) == []
+        assert texts(**settings, engine__env=[{"name": "VLLM_PLUGINS", "value": "neuron"}]) == []
+
+
+def test_the_plug_in_is_refused_where_it_would_do_nothing() -> None:
+    assert found(**PLUGIN) == found(**{**PLUGIN, "engine__version": "0.33.0"}) == []
+    for version in ("0.31.0", "0.33.1", "0.34.0"):
+        assert found(**{**PLUGIN, "engine__version": version}) == ["spec.kvTransfer.enginePlugin"]
+
+
+def test_a_limit_of_leases_is_refused_where_there_are_none() -> None:
+    field = "spec.kvTransfer.longestLeaseSeconds"
+    for settings in (KVLOOP, PLUGIN):
+        assert found(**settings, kvTransfer__longestLeaseSeconds=900) == []
+        for obstacle in ({"decode__args": OWN_EXTENSION}, TWO_RANKS):
+            assert found(**settings, **obstacle, kvTransfer__longestLeaseSeconds=900) == [field]
+    assert found(kvTransfer__longestLeaseSeconds=900) == [field]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"prefill__args": OWN_EXTENSION}, ["spec.prefill.args[0]"]),
+        ({"decode__args": ["--enforce-eager", "--worker_extension_cls=mine.X"]}, ["spec.decode.args[1]"]),
+        ({"engine__args": OWN_EXTENSION}, ["spec.engine.args[0]", "spec.engine.args[0]"]),
+        (TWO_RANKS, ["spec.decode.dataParallelSize"]),
+    ],
+)
+def test_what_stands_in_the_way_of_leases_is_no_fault_and_what_it_costs_is_told(
+    changes: dict[str, Any], fields: list[str]
+) -> None:
+    for settings, told in ((KVLOOP, fields), (PLUGIN, fields), ({"engine__version": "0.33.0"}, [])):
+        parsed = resource(**settings, **changes)
+        facts = facts_of(parsed)
+        assert check(parsed, facts) == []
+        assert [note.field for note in notes(parsed, facts)] == told

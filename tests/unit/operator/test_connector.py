@@ -1,4 +1,5 @@
-"""KvloopConnector in engine pods: how it gets there, what it is told, and that nothing else of the pods changes."""
+"""kvloop's connector and plug-in in engine pods: how they get there, what they are told, and that nothing else of the
+pods changes."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvloop_connector.engine.start import TRIED_VERSIONS, checked_start
+from kvloop_connector.lease_requests import WORKER_EXTENSION
 from kvloop_connector.settings import Role
 from kvloop_operator.engine_versions import capabilities, version_of
 from kvloop_operator.facts import LiveConnector, OperatorSettings
@@ -20,9 +22,16 @@ from tests.unit.operator.documents import argument, child, engine, engine_pod, f
 
 ROLES = [role.value for role in Role]
 
+VERIFIED: dict[str, Any] = {"kvTransfer__connector": "KvloopConnector"}
+PLUGIN: dict[str, Any] = {"kvTransfer__enginePlugin": "Enabled"}
+CONNECTORS = [pytest.param(VERIFIED, id="verified"), pytest.param(PLUGIN, id="stock")]
+
+SHARE = {"kvloop_retained_share_limit": 0.3}
+LIMIT_KEYS = {"kvloop_longest_lease_seconds", *SHARE}
+
 
 def rendered(settings: OperatorSettings | None = None, **changes: Any) -> list[dict[str, Any]]:
-    return manifests(settings, **{"kvTransfer__connector": "KvloopConnector", **changes})
+    return manifests(settings, **VERIFIED, **changes)
 
 
 def named(entries: list[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -78,25 +87,90 @@ def test_package_is_copied_from_the_routers_image_to_where_the_engine_looks(role
     assert init["resources"]["limits"] == init["resources"]["requests"]
 
 
-def test_plug_ins_are_not_filtered() -> None:
-    assert "VLLM_PLUGINS" not in json.dumps(rendered())
+def seen_by_the_engine(directory: Path, container: dict[str, Any], **own: str) -> list[str]:
+    """PYTHONPATH, VLLM_PLUGINS and the arguments with which a container starts an image's ``vllm``."""
+    program = directory / "vllm"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$PYTHONPATH" "${VLLM_PLUGINS-(not set)}" "$@"\n')
+    program.chmod(0o755)
+    environment = {"PATH": f"{directory}:/usr/bin:/bin", **own}
+    command = [*container["command"], "serve", "a b"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.parametrize(
+    ("own", "seen"),
+    [
+        ({}, ["/opt/kvloop-connector", "(not set)"]),
+        ({"PYTHONPATH": "/image's own"}, ["/opt/kvloop-connector:/image's own", "(not set)"]),
+        ({"VLLM_PLUGINS": "neuron"}, ["/opt/kvloop-connector", "neuron,kvloop_stream_handle,kvloop_leases"]),
+        ({"VLLM_PLUGINS": ""}, ["/opt/kvloop-connector", ",kvloop_stream_handle,kvloop_leases"]),
+    ],
+)
+def test_engine_runs_with_its_arguments_and_what_the_image_or_the_user_set(
+    tmp_path: Path, connector: dict[str, Any], own: dict[str, str], seen: list[str]
+) -> None:
+    container = engine(manifests(**connector), "decode")
+
+    assert seen_by_the_engine(tmp_path, container, **own) == [*seen, "serve", "a b"]
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.parametrize("role", ROLES)
+def test_engine_is_told_to_load_and_to_do_what_leases_need(role: str, connector: dict[str, Any]) -> None:
+    container = engine(manifests(**connector), role)
+
+    assert argument(container, "--worker-extension-cls") == WORKER_EXTENSION
+    assert {"name": "KVLOOP_LEASES", "value": "1"} in container["env"]
+    # What is there is read by the engine, where nobody has said what may be loaded.
+    assert "VLLM_PLUGINS" not in [variable["name"] for variable in container["env"]]
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+def test_a_worker_extension_of_the_users_stays_and_its_role_has_no_leases(
+    tmp_path: Path, connector: dict[str, Any]
+) -> None:
+    children = manifests(**connector, decode__args=["--worker-extension-cls=mine.Extension"])
+    decode, prefill = engine(children, "decode"), engine(children, "prefill")
+
+    assert [word for word in decode["args"] if "extension" in word] == ["--worker-extension-cls=mine.Extension"]
+    assert "KVLOOP_LEASES" not in json.dumps(decode["env"])
+    assert seen_by_the_engine(tmp_path, decode, VLLM_PLUGINS="mine")[1] == "mine,kvloop_stream_handle"
+    assert argument(prefill, "--worker-extension-cls") == WORKER_EXTENSION
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_plug_in_comes_to_the_stock_connector_without_the_seal_key(role: str) -> None:
+    children, stock = manifests(**PLUGIN), manifests()
+    container, pod = engine(children, role), engine_pod(children, role)
+
+    assert argument(container, "--kv-transfer-config") == argument(engine(stock, role), "--kv-transfer-config")
+    assert "--prefix-caching-hash-algo" not in container["args"]
+    assert [each["name"] for each in pod["initContainers"]] == ["kvloop-connector"]
+    assert "kvloop-seal" not in json.dumps(pod)
+    # They can exchange KV with engines that do not have it.
+    assert revision_label(children, role) == revision_label(stock, role)
 
 
 @pytest.mark.parametrize(
-    ("own", "seen"), [(None, "/opt/kvloop-connector"), ("/image's own", "/opt/kvloop-connector:/image's own")]
+    ("changes", "told"),
+    [
+        (VERIFIED, {"kvloop_longest_lease_seconds": 900, **SHARE}),
+        (PLUGIN, {"kvloop_longest_lease_seconds": 900}),
+        ({}, {}),
+    ],
 )
-def test_engine_runs_with_its_arguments_and_the_images_own_path_behind(
-    tmp_path: Path, own: str | None, seen: str
+@pytest.mark.parametrize("role", ROLES)
+def test_limits_of_what_is_retained_reach_the_engines_that_keep_to_them(
+    role: str, changes: dict[str, Any], told: dict[str, Any]
 ) -> None:
-    program = tmp_path / "vllm"
-    program.write_text('#!/bin/sh\nprintf "%s\\n" "$PYTHONPATH" "$@"\n')
-    program.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **({} if own is None else {"PYTHONPATH": own})}
-    command = engine(rendered(), "decode")["command"]
+    limits: dict[str, Any] = {"kvTransfer__longestLeaseSeconds": 900, "kvTransfer__retainedShareLimit": 0.3}
+    children = manifests(**changes, **limits)
+    extra = json.loads(argument(engine(children, role), "--kv-transfer-config"))["kv_connector_extra_config"]
 
-    ran = subprocess.run([*command, "serve", "a b"], env=environment, capture_output=True, text=True, check=True)
-
-    assert ran.stdout.splitlines() == [seen, "serve", "a b"]
+    assert {key: extra[key] for key in extra if key in LIMIT_KEYS} == told
+    # Engines with other limits can exchange KV.
+    assert revision_label(children, role) == revision_label(manifests(**changes), role)
 
 
 def test_nothing_of_it_is_in_the_pods_of_the_stock_connector() -> None:
@@ -106,6 +180,8 @@ def test_nothing_of_it_is_in_the_pods_of_the_stock_connector() -> None:
         assert "initContainers" not in engine_pod(children, role)
     assert "kvloop-connector" not in json.dumps(children)
     assert "kvloop_key_file" not in json.dumps(children)
+    assert "KVLOOP_LEASES" not in json.dumps(children)
+    assert "worker-extension" not in json.dumps(children)
 
 
 def test_engines_of_the_two_connectors_never_pair() -> None:

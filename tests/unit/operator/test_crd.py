@@ -139,13 +139,21 @@ def test_rules_name_fields_that_there_are() -> None:
     "schema",
     [
         {"anyOf": [{"type": "string"}, {"type": "integer"}]},
-        {"type": "integer", "exclusiveMinimum": 0},
+        {"type": "integer", "exclusiveMaximum": 0},
         {"type": "array", "prefixItems": []},
     ],
 )
 def test_what_kubernetes_would_not_take_is_an_error(schema: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="structural schema"):
         structural(schema, {})
+
+
+def test_a_bound_that_is_left_out_is_said_as_kubernetes_says_it() -> None:
+    assert structural({"type": "number", "exclusiveMinimum": 0}, {}) == {
+        "type": "number",
+        "minimum": 0,
+        "exclusiveMinimum": True,
+    }
 
 
 def test_an_optional_reference_is_put_in_its_place() -> None:

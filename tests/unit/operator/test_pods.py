@@ -10,11 +10,11 @@ from kvloop_operator import names
 from kvloop_operator.live import Live, Object
 from kvloop_operator.pods import (
     STUCK_SECONDS,
-    any_pending,
     engine_processes,
     replica_failure,
     router_pods,
     still_needed,
+    stuck_at,
     unexplained,
     unverified_pairs,
 )
@@ -64,13 +64,14 @@ _P, _D = _pod("p", "prefill"), _pod("d", "decode")
         ([_P, _D], None, True),
         ([_P, _D], Verdict.UNKNOWN, True),
         ([_P, _D], Verdict.FAILED, True),
+        ([_P, _D], Verdict.WRONG, True),
         ([_P, _D], Verdict.VERIFIED, False),
         ([_P], None, False),
         ([_P, _pod("d", "decode", revision="r2")], None, False),
         ([_P, _pod("d", "decode", ready=False)], None, False),
         ([_P, _pod("d", "decode", going=True)], None, False),
     ],
-    ids=["new", "unknown", "failed", "verified", "alone", "other-revision", "not-ready", "going"],
+    ids=["new", "unknown", "failed", "wrong", "verified", "alone", "other-revision", "not-ready", "going"],
 )
 def test_a_pair_is_asked_about_until_it_is_verified(pods: list[Object], known: Verdict | None, expected: bool) -> None:
     reports = {} if known is None else {("uid-p", "uid-d"): _pair(known)}
@@ -132,9 +133,13 @@ def test_a_deployment_says_itself_why_its_pods_are_refused() -> None:
     assert replica_failure(Live(), "demo") is None
 
 
-def test_only_pods_that_stay_are_waited_for() -> None:
-    assert any_pending([_waiting(None)])
-    assert not any_pending([_P, _pod("p", "prefill", going=True, phase="Pending")])
+def test_the_next_look_is_when_a_pod_gets_stuck() -> None:
+    moment = _PLACED_AT + STUCK_SECONDS
+    going = _pod("p", "prefill", going=True, phase="Pending")
+    assert stuck_at([_waiting(None, placed="False"), _P, going, _waiting("ImagePullBackOff")], _PLACED_AT) is None
+    assert stuck_at([_waiting("ContainerCreating"), _P], _PLACED_AT) == moment
+    assert stuck_at([_waiting(None)], moment) == moment
+    assert stuck_at([_waiting(None)], moment + 0.1) is None
 
 
 def test_an_engine_that_was_started_again_is_another_process() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,8 @@ def test_the_router_takes_every_configuration_that_the_operator_writes(file: Pat
 
 
 def test_every_setting_of_the_router_is_written() -> None:
-    assert config().model_fields_set == set(Config.model_fields)
+    # How often it compares is left to the router.
+    assert config().model_fields_set == set(Config.model_fields) - {"truth_sampling"}
 
 
 def test_the_handle_ttl_follows_from_the_decoders() -> None:
@@ -46,6 +48,23 @@ def test_the_handle_ttl_follows_from_the_decoders() -> None:
 def test_the_router_is_told_what_the_engines_can_do(version: str, can: tuple[bool, bool, bool]) -> None:
     told = config(engine__version=version).engine
     assert (told.prompt_token_ids, told.stream_handles, told.multi_group_reuse) == can
+
+
+def test_streams_carry_handles_where_the_plug_in_is_brought() -> None:
+    brought: list[dict[str, Any]] = [
+        {"kvTransfer__connector": "KvloopConnector"},
+        {"kvTransfer__enginePlugin": "Enabled"},
+    ]
+    for changes in brought:
+        assert config(**changes, engine__version="0.32.0").engine.stream_handles
+        assert not config(**changes, engine__version="0.31.0").engine.stream_handles
+
+
+def test_limits_of_what_is_retained_are_the_routers_own_where_nobody_set_them() -> None:
+    assert config().kv_transfer.model_fields_set.isdisjoint({"longest_lease_seconds", "retained_share_limit"})
+    limits: dict[str, Any] = {"kvTransfer__longestLeaseSeconds": 900, "kvTransfer__retainedShareLimit": 1}
+    told = config(**limits).kv_transfer
+    assert (told.longest_lease_seconds, told.retained_share_limit) == (900, 1)
 
 
 def test_the_users_settings_arrive() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from kvloop_connector.digest import DigestKey, Retained
 from kvloop_router.history import Trail, trail
+from kvloop_router.kept import Kept, Query
 from kvloop_router.request import Api, Request
-from kvloop_router.store import Kept, Query
 
 SCOPE = b"scope"
 KEY = DigestKey(b"k" * 32, SCOPE)

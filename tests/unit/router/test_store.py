@@ -10,8 +10,12 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvloop_connector.lifecycle import State
-from kvloop_router.store import SHORTLIST, Absence, Kept, MemoryStore
-from tests.unit.router.kept_handles import Clock, kept, next_turn, query
+from kvloop_router.history import trail
+from kvloop_router.kept import Absence, GivenUp, Kept, Why
+from kvloop_router.leases import Held, Pace
+from kvloop_router.request import Api, Request
+from kvloop_router.store import SHORTLIST, MemoryStore
+from tests.unit.router.kept_handles import KEY, Clock, kept, next_turn, query
 
 
 @pytest.fixture
@@ -91,8 +95,8 @@ async def test_a_handle_ends_at_its_deadline_even_while_taken(store: MemoryStore
 
 async def test_the_longest_history_comes_first_and_of_equal_ones_the_newest(store: MemoryStore) -> None:
     await store.put(kept("short", "a"))
-    await store.put(kept("long", "a", "b", "c"))
     await store.put(kept("longer", "a", "b", "c", "d", "e"))
+    await store.put(kept("long", "a", "b", "c"))
     await store.put(kept("same", "a", "b", "c"))
 
     assert await names(store, "a", "b", "c") == ["same", "long", "short", "longer"]
@@ -135,17 +139,120 @@ async def test_a_new_handle_of_a_conversation_id_supersedes_the_old_one(store: M
     old = kept("old", "a", conversation="c")
     await store.put(old)
 
-    assert await store.put(kept("new", "a", "b", "c", conversation="c")) == (old,)
+    assert await store.put(kept("new", "a", "b", "c", conversation="c")) == (GivenUp(old, Why.SUPERSEDED),)
     assert await names(store, "a", "b", "c", conversation="c") == ["new"]
 
 
-async def test_a_taken_handle_is_never_superseded(store: MemoryStore) -> None:
+async def test_a_taken_handle_is_superseded_only_once_it_comes_back_unread(store: MemoryStore) -> None:
     old = kept("old", "a", conversation="c")
     await store.put(old)
-    await store.take(old.ident)
+    grant = await store.take(old.ident)
+    assert grant is not None
 
     assert await store.put(kept("new", "a", "b", "c", conversation="c")) == ()
     assert not await store.withdraw(old.ident)
+    assert await store.put_back(old.ident, grant) == old
+    assert await names(store, "a", "b", "c", conversation="c") == ["new"]
+
+
+async def test_a_taken_handle_of_a_conversation_that_ends_stays_with_its_reader(store: MemoryStore) -> None:
+    read, unread = kept("read", "a", conversation="c"), kept("unread", "b", conversation="d")
+    grants = []
+    for each in (read, unread):
+        await store.put(each)
+        grants.append(await store.take(each.ident))
+    assert None not in grants
+
+    assert await store.end(read.tenant_scope, "c") == await store.end(unread.tenant_scope, "d") == ()
+    await store.spend(read.ident, grants[0] or 0)
+    assert await store.put_back(unread.ident, grants[1] or 0) == unread
+    assert len(store) == 0
+
+
+class TestGoingOn:
+    """Without an id, a conversation goes on where its history, an answer included, is all in a newer one."""
+
+    async def test_the_newer_handle_supersedes(self, store: MemoryStore) -> None:
+        old, other = kept("old", "a", "b", "c"), kept("other", "a", "b", "C")
+        await store.put(old)
+        await store.put(other)
+
+        assert await store.put(kept("new", "a", "b", "c", "d", "e")) == (GivenUp(old, Why.SUPERSEDED),)
+        assert len(store) == 2
+
+    async def test_equal_questions_are_not_yet_one_conversation(self, store: MemoryStore) -> None:
+        await store.put(kept("mine", "a"))
+
+        assert await store.put(kept("theirs", "a", "b", "c")) == ()
+
+    async def test_another_id_is_another_conversation(self, store: MemoryStore) -> None:
+        await store.put(kept("mine", "a", "b", "c", conversation="mine"))
+
+        assert await store.put(kept("theirs", "a", "b", "c", "d", "e", conversation="theirs")) == ()
+
+    async def test_a_completions_prompt_that_grows_is_no_conversation(self, store: MemoryStore) -> None:
+        prompts = ["few shots " * 80, "few shots " * 80 + "and a question " * 80]
+        trails = [trail(KEY, Request(Api.COMPLETIONS, {"prompt": prompt}, "tiny", None, False)) for prompt in prompts]
+        await store.put(kept("first", trail=trails[0]))
+
+        assert await store.put(kept("second", trail=trails[1])) == ()
+
+
+class TestRenewal:
+    LATER = Held(1000.0, 1900.0, 4000.0, Pace())
+
+    def renewed(self, handle: Kept) -> Kept:
+        return handle.renewed({**handle.params, "remote_blocks_expiry_time": 99.5}, self.LATER)
+
+    async def test_a_renewed_handle_is_there_after_its_first_deadline(self, store: MemoryStore, clock: Clock) -> None:
+        handle = kept("one", "hello")
+        await store.put(handle)
+        await store.put(kept("another", "other"))
+
+        assert await store.renew(self.renewed(handle))
+
+        clock.now = handle.deadline
+        assert (await store.find(next_turn("hello"))).matches[0].kept.params["remote_blocks_expiry_time"] == 99.5
+        assert await absence(store, "other") is Absence.EXPIRED
+        assert store.retained() == {"uid-0": (1, 1900.0)}
+        clock.now = self.LATER.deadline
+        assert await absence(store, "hello") is Absence.EXPIRED
+
+    async def test_a_taken_handle_keeps_its_deadline(self, store: MemoryStore, clock: Clock) -> None:
+        handle = kept("one", "hello")
+        await store.put(handle)
+        grant = await store.take(handle.ident)
+        assert grant is not None
+
+        assert not await store.renew(self.renewed(handle))
+
+        await store.put_back(handle.ident, grant)
+        assert (await store.find(next_turn("hello"))).matches[0].kept == handle
+
+    @pytest.mark.parametrize("end", ["spent", "released", "expired", "orphaned"])
+    async def test_what_is_over_does_not_come_back(self, store: MemoryStore, clock: Clock, end: str) -> None:
+        handle = kept("one", "hello")
+        await store.put(handle)
+        if end == "spent":
+            await store.spend(handle.ident, await store.take(handle.ident) or 0)
+        elif end == "released":
+            assert await store.withdraw(handle.ident)
+        elif end == "expired":
+            clock.now = handle.deadline
+        else:
+            await store.orphan(handle.process)
+
+        assert not await store.renew(self.renewed(handle))
+        assert len(store) == 0
+        assert await store.take(handle.ident) is None
+
+    async def test_those_that_are_due_and_that_nobody_has_taken_are_told(self, store: MemoryStore) -> None:
+        soon, later, taken = kept("soon", "a", deadline=1100.0), kept("later", "b"), kept("taken", "c", deadline=1100.0)
+        for each in (soon, later, taken):
+            await store.put(each)
+        await store.take(taken.ident)
+
+        assert await store.due(1100.0) == (soon,)
 
 
 async def test_a_full_store_gives_up_the_oldest_that_nobody_reads(store: MemoryStore, clock: Clock) -> None:
@@ -154,20 +261,45 @@ async def test_a_full_store_gives_up_the_oldest_that_nobody_reads(store: MemoryS
         await store.put(handle)
     await store.take(handles[0].ident)
 
-    assert await store.put(kept("new", "new")) == (handles[1],)
+    assert await store.put(kept("new", "new")) == (GivenUp(handles[1], Why.FULL),)
     assert len(store) == 10
     assert await absence(store, "question 1") is Absence.EVICTED
 
 
 async def test_an_engine_retains_no_more_blocks_than_it_may(store: MemoryStore) -> None:
-    first, second, elsewhere = kept("1", "a"), kept("2", "b"), kept("3", "c", process="uid-1")
+    first, second = kept("1", "a", blocks=(((0, 3),),)), kept("2", "b", blocks=(((3, 3),),))
+    elsewhere = kept("3", "c", process="uid-1")
     for handle in (first, second, elsewhere):
         assert await store.put(handle, max_blocks=6) == ()
 
-    assert await store.put(kept("4", "d"), max_blocks=6) == (first,)
+    third = kept("4", "d", blocks=(((6, 1), (8, 2)),))
+    assert await store.put(third, max_blocks=6) == (GivenUp(first, Why.BUDGET),)
     await store.take(second.ident)
-    assert await store.put(kept("5", "e"), max_blocks=6) == (kept("4", "d"),)
+    assert await store.put(kept("5", "e", blocks=(((20, 3),),)), max_blocks=6) == (GivenUp(third, Why.BUDGET),)
     assert await names(store, "c") == ["3"]
+    assert store.retained_blocks("uid-0") == 6
+
+
+async def test_a_renewal_does_not_make_a_conversation_less_idle(store: MemoryStore) -> None:
+    first, second = kept("1", "a", blocks=(((0, 3),),)), kept("2", "b", blocks=(((3, 3),),))
+    for handle in (first, second):
+        await store.put(handle)
+    renewed = first.renewed(first.params, Held(0.0, 2000.0, 4000.0, Pace()))
+    await store.renew(renewed)
+
+    given_up = await store.put(kept("3", "c", blocks=(((6, 3),),)), max_blocks=6)
+
+    assert given_up == (GivenUp(renewed, Why.BUDGET),)
+
+
+async def test_blocks_that_handles_share_count_once(store: MemoryStore) -> None:
+    for number in range(4):
+        handle = kept(f"{number}", f"{number}", blocks=(((0, 50), (100 + number, 1)),))
+        assert await store.put(handle, max_blocks=54) == ()
+
+    assert store.retained_blocks("uid-0") == 54
+    await store.withdraw("engine/0")
+    assert store.retained_blocks("uid-0") == 53
 
 
 async def test_an_emptied_store_gives_back_all_that_nobody_has_taken(store: MemoryStore) -> None:
@@ -257,6 +389,7 @@ class Bookkeeping(RuleBasedStateMachine):
         self.granted: dict[str, tuple[Kept, int]] = {}
         self.over: set[str] = set()
         self.made: dict[str, Kept] = {}
+        self.revoked: set[str] = set()
 
     def run(self, work: Any) -> Any:
         """Without an event loop: in memory nothing waits, which is what makes each step atomic."""
@@ -274,9 +407,14 @@ class Bookkeeping(RuleBasedStateMachine):
             conversation=conversation,
             process=pod,
             deadline=self.clock.now + 450,
+            blocks=(((len(self.made), 3),),),
         )
         self.made[handle.ident] = handle
-        self.over |= {gone.ident for gone in self.run(self.store.put(handle))}
+        given_up = {gone.kept.ident for gone in self.run(self.store.put(handle))}
+        assert not given_up & self.granted.keys()
+        self.over |= given_up
+        if conversation:
+            self.revoked |= {ident for ident, (taken, _) in self.granted.items() if taken.conversation == conversation}
 
     @rule(content=st.sampled_from("ab"), conversation=st.sampled_from([None, "c", "d"]))
     def find_and_take(self, content: str, conversation: str | None) -> None:
@@ -298,7 +436,10 @@ class Bookkeeping(RuleBasedStateMachine):
             self.run(self.store.spend(ident, grant))
             self.over.add(ident)
         else:
-            self.run(self.store.put_back(ident, grant))
+            revoked = self.run(self.store.put_back(ident, grant))
+            assert (revoked is not None) == (ident in self.revoked)
+            if revoked is not None:
+                self.over.add(ident)
 
     @precondition(lambda self: self.made)
     @rule(data=st.data())
@@ -308,6 +449,17 @@ class Bookkeeping(RuleBasedStateMachine):
             assert ident not in self.over
             assert ident not in self.granted
             self.over.add(ident)
+
+    @precondition(lambda self: self.made)
+    @rule(data=st.data())
+    def renew(self, data: st.DataObject) -> None:
+        ident = data.draw(st.sampled_from(sorted(self.made)))
+        handle = self.made[ident]
+        later = handle.renewed(handle.params, Held(0.0, handle.deadline + 300, 9000.0, Pace()))
+        if self.run(self.store.renew(later)):
+            assert ident not in self.over
+            assert ident not in self.granted
+            self.made[ident] = later
 
     @rule(seconds=st.sampled_from([1.0, 100.0, 450.0]))
     def wait(self, seconds: float) -> None:
@@ -328,6 +480,10 @@ class Bookkeeping(RuleBasedStateMachine):
     @invariant()
     def holds_what_is_live(self) -> None:
         self.store.retained()
+        live = [handle for ident, handle in self.made.items() if ident not in self.over]
+        for pod in ("u0", "u1"):
+            blocks = {block for handle in live if handle.process == pod for block in handle.retained_blocks}
+            assert self.store.retained_blocks(pod) == len(blocks)
         assert len(self.store) == len(self.made.keys() - self.over)
         assert len(self.ends) == len(self.over)
         assert len(self.store) <= 4 + len(self.granted)

@@ -8,6 +8,7 @@ from kvloop_operator.api.v1alpha1.roles import Accelerator, RoleSpec
 from kvloop_operator.api.v1alpha1.spec import (
     DisaggregatedInferenceSpec,
     EFAMode,
+    EnginePlugin,
     PlacementMode,
     SecurityProfile,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "DisaggregatedInferenceSpec",
     "DisaggregatedInferenceStatus",
     "EFAMode",
+    "EnginePlugin",
     "Metadata",
     "PlacementMode",
     "RoleSpec",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from kvloop_connector.lease_requests import ALLOW_VARIABLE
 from kvloop_operator.api.v1alpha1.base import Rule
 
 # Regular expressions for what follows the two dashes. Underscores may stand for dashes; a dot starts a nested
@@ -84,6 +85,7 @@ _OWN_ENV_NAMES = (
     "FI_PROVIDER",
     "CUDA_VISIBLE_DEVICES",
     "POD_IP",
+    ALLOW_VARIABLE,
 )
 
 

@@ -34,6 +34,7 @@ _TYPES = {
 }
 
 _BOUNDS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
+    "greater_than": lambda c: (f"not greater than {c['gt']:g}", f"use more than {c['gt']:g}"),
     "greater_than_equal": lambda c: (f"less than {c['ge']}", f"use {c['ge']} or more"),
     "less_than_equal": lambda c: (f"greater than {c['le']}", f"use {c['le']} or less"),
     "string_too_short": lambda c: ("too short", f"use {c['min_length']} characters or more"),

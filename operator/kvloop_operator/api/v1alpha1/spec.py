@@ -37,6 +37,14 @@ from kvloop_operator.api.v1alpha1.router import RouterSpec
 _OWN_KEYS = sorted(OWN_EXTRA_KEYS)
 
 
+class EnginePlugin(StrEnum):
+    """Whether kvloop's plug-in is brought into the engines."""
+
+    AUTO = "Auto"
+    ENABLED = "Enabled"
+    DISABLED = "Disabled"
+
+
 class KVTransfer(Part):
     """How KV travels between the roles. Both roles always get the same values."""
 
@@ -50,6 +58,24 @@ class KVTransfer(Part):
             field="extraConfig",
             fault="kvloop sets this key itself",
             remedy="remove it; kvTransfer and network.efa have fields for what may be changed",
+        ),
+        Rule(
+            # The default of the whole, {}, is judged before its own defaults are in it.
+            cel="!has(self.connector) || self.connector != 'KvloopConnector'"
+            " || !has(self.enginePlugin) || self.enginePlugin != 'Disabled'",
+            holds=lambda it: it.connector is not Connector.KVLOOP or it.engine_plugin is not EnginePlugin.DISABLED,
+            field="enginePlugin",
+            fault="KvloopConnector comes with it",
+            remedy="remove it, or use NixlConnector",
+        ),
+        Rule(
+            cel="!has(self.longestLeaseSeconds) || self.longestLeaseSeconds >= self.decoderKvBlocksTtlSeconds",
+            holds=lambda it: (
+                it.longest_lease_seconds is None or it.longest_lease_seconds >= it.decoder_kv_blocks_ttl_seconds
+            ),
+            field="longestLeaseSeconds",
+            fault="shorter than decode retains blocks without any renewal",
+            remedy="use kvTransfer.decoderKvBlocksTtlSeconds or more, or leave it out",
         ),
     )
 
@@ -65,8 +91,18 @@ class KVTransfer(Part):
     connector: Connector = Connector.NIXL
     """NixlConnector: vLLM's own; the router proves what may be reused. KvloopConnector: a subclass that proves it in
     the engine."""
-    retained_share_limit: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share, from 0 to 1, of decode's KV memory that retained blocks may hold."""
+    engine_plugin: EnginePlugin = EnginePlugin.AUTO
+    """Whether kvloop's plug-in is brought into the engines, without another image: it puts KV handles on streamed
+    answers where vLLM leaves them out (before 0.33), and lets the router release and renew what decode retains. Auto:
+    with KvloopConnector, which comes with it. Enabled: with NixlConnector too. Disabled: no code of kvloop's is in
+    the engines."""
+    longest_lease_seconds: Annotated[int, Field(ge=MINIMUM_DECODER_TTL_SECONDS, le=604800)] | None = None
+    """How long, in seconds, decode retains the blocks of a turn at most, with all renewals. Default: an hour, or
+    decoderKvBlocksTtlSeconds where that is longer. Needs kvloop's plug-in in the engines."""
+    retained_share_limit: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share, above 0 and up to 1, of decode's KV memory that retained blocks may hold: past it the router releases what
+    was idle for longest. Default: half. Where it is set, decode with KvloopConnector keeps to it too: a turn that would
+    pass it leaves nothing to be reused."""
     extra_config: Annotated[Mapping[str, WholeOrText], Field(max_length=32)] = Field(default_factory=dict)
     """Further keys of ``kv_connector_extra_config``, for both roles. The texts "true" and "false" become booleans."""
 
