@@ -233,7 +233,7 @@ def _result(parts: Parts, given: argparse.Namespace, settings: dict[str, Any], f
     return {
         "turns": subject.turns,
         "wrong": subject.wrong,
-        "stock_wrong": stock.wrong,
+        "stock_wrong": stock.wrong if stock.turns else None,
         "warm_share": round(subject.warm_share, 4),
         "reused_share": round(subject.reused_share, 4),
         "pulled_bytes": subject.pulled_bytes,
