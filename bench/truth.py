@@ -35,8 +35,9 @@ from rich.table import Table
 from kvloop import cpu_engine
 from tests.harness.engines import Engine, Kind as EngineKind, start
 from tests.truth import stage
+from tests.truth.arms import Arm, kvloops_router, naive_router
 from tests.truth.judge import Answered, Tally, faults, tally_of, together
-from tests.truth.play import Arm, kvloops_router, naive_router, play
+from tests.truth.play import play
 from tests.truth.stage import Stage
 from tests.truth.turns import ANSWER_TOKENS, SLOTS
 

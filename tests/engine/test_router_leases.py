@@ -13,7 +13,7 @@ from tests.contract.legs import SAMPLING, fresh_salt, holds_nothing
 from tests.engine.test_router import MORE, VLLM_0_32, WORK, entries, transfer
 from tests.harness.engines import Engine, Engines, Kind, wait_until
 from tests.harness.fixtures import BRIEF_TTL_SECONDS, REAL_ENGINES
-from tests.integration.router_process import Got, RouterUnderTest, routing, until
+from tests.integration.router_process import Got, RouterUnderTest, routing, until, until_metric
 
 pytestmark = [*REAL_ENGINES]
 
@@ -35,12 +35,6 @@ async def say(router: RouterUnderTest, *contents: str, **fields: Any) -> Got:
     got = await router.chat(*contents, **{**SAMPLING, **fields})
     assert got.status == 200, got.text
     return got
-
-
-async def metric(router: RouterUnderTest, line: str, value: float) -> None:
-    async with asyncio.timeout(60):
-        while await router.metric(line) != value:  # noqa: ASYNC110  a counter is read over HTTP
-            await asyncio.sleep(0.05)
 
 
 async def only(router: RouterUnderTest, engines: Engines, *wanted: Engine) -> None:
@@ -71,7 +65,7 @@ async def test_a_conversation_is_warm_after_its_engines_own_time_and_nothing_is_
         # Its own cache holds nothing of the conversation.
         await only(router, engines, prefill, decode)
         router.clock.ahead += KEPT_SECONDS * 5 / 6
-        await metric(router, 'kvloop_router_lease_renewals_total{outcome="renewed"}', 1)
+        await until_metric(router, 'kvloop_router_lease_renewals_total{outcome="renewed"}', 1)
         before = await asyncio.to_thread(decode.metrics)
         await asyncio.to_thread(wait_until, lambda: time.monotonic() > ended + BRIEF_TTL_SECONDS + 1)
         assert not await asyncio.to_thread(holds_nothing, decode)
@@ -81,7 +75,7 @@ async def test_a_conversation_is_warm_after_its_engines_own_time_and_nothing_is_
         # Soon: what is released has to be retained still.
         async with router.session.delete(f"{router.url}/kvloop/v1/conversations/c") as gone:
             assert (await gone.json())["released"] == 1
-        await metric(router, RELEASED, 1)
+        await until_metric(router, RELEASED, 1)
 
         pulled = await asyncio.to_thread(prefill.metrics) - of_prefill
         assert (second.path, second.reused) == ("warm", pulled.external_hits + pulled.local_hits)
@@ -89,6 +83,6 @@ async def test_a_conversation_is_warm_after_its_engines_own_time_and_nothing_is_
         assert second.content == (await say(router, name, answer, MORE, cache_salt=fresh_salt())).content
         assert router.router is not None
         await router.router.release_all()
-        await metric(router, RELEASED, 2)
+        await until_metric(router, RELEASED, 2)
         assert await freed(decode)
         assert (await asyncio.to_thread(decode.metrics) - before).expired == 2

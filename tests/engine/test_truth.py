@@ -15,8 +15,9 @@ import pytest
 from tests.contract.legs import holds_nothing
 from tests.harness.engines import Engines, wait_until
 from tests.harness.fixtures import REAL_ENGINES
+from tests.truth.arms import Arm, kvloops_router, naive_router
 from tests.truth.judge import Tally, faults
-from tests.truth.play import Arm, kvloops_router, naive_router, play
+from tests.truth.play import play
 from tests.truth.stage import SPECIAL, Stage
 
 pytestmark = [*REAL_ENGINES, pytest.mark.stock, pytest.mark.long]

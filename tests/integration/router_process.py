@@ -195,3 +195,25 @@ async def until(condition: Callable[[], bool], *, seconds: float = 20.0) -> None
         # What is waited for is the state of a server, which sets no event for a test.
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def until_metric(router: RouterUnderTest, line: str, value: float, *, seconds: float = 60.0) -> None:
+    """Wait until a series, named as it is exposed, has this value; fails where it never has."""
+    async with asyncio.timeout(seconds):
+        while await router.metric(line) != value:  # noqa: ASYNC110  a counter is read over HTTP
+            await asyncio.sleep(0.05)
+
+
+async def until_only_pair_is(router: RouterUnderTest, wanted: str) -> dict[str, Any]:
+    """Wait until the canary's verdict on the only pair is this one; what the admin port says of the pair then."""
+    assert router.router is not None
+    pairs = router.router.pairs
+
+    def reached() -> bool:
+        # What the engines count with a delay is waited for by the router's clock.
+        router.clock.ahead += 1
+        return [report.verdict.value for report in pairs.reports()] == [wanted]
+
+    await until(reached, seconds=60)
+    (pair,) = (await router.admin("/admin/v1/pairs"))["pairs"]
+    return dict(pair)

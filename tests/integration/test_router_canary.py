@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvloop_connector.settings import Role
-from tests.integration.router_process import RouterUnderTest, scripted, until
+from tests.integration.router_process import RouterUnderTest, scripted, until_only_pair_is
 from tests.integration.scripted_engine import ANSWER, ScriptedEngine, answers, fails
 
 LONG = "a question that is long enough to be worth a pull"
@@ -21,24 +21,10 @@ async def router(tmp_path: Path, prefill: ScriptedEngine, decode: ScriptedEngine
         yield under_test
 
 
-async def verdict(router: RouterUnderTest, wanted: str) -> dict[str, Any]:
-    assert router.router is not None
-    pairs = router.router.pairs
-
-    def reached() -> bool:
-        # What the engines count with a delay is waited for by the router's clock.
-        router.clock.ahead += 1
-        return [report.verdict.value for report in pairs.reports()] == [wanted]
-
-    await until(reached, seconds=60)
-    (pair,) = (await router.admin("/admin/v1/pairs"))["pairs"]
-    return dict(pair)
-
-
 async def test_engines_that_move_kv_both_ways_are_verified(
     router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine
 ) -> None:
-    pair = await verdict(router, "verified")
+    pair = await until_only_pair_is(router, "verified")
 
     assert (pair["detail"], pair["streams"]) == ("", True)
     assert (pair["toDecodeBytes"], pair["toDecodeSeconds"]) == (1000, 0.25)
@@ -59,7 +45,7 @@ async def test_where_nothing_goes_back_to_prefill_the_other_direction_is_verifie
     decode.script = [answers(keeps_nothing)]
     off = {"kvRecomputeThreshold": 8, "bidirectionalKvXfer": False}
     async with scripted(tmp_path, prefill, decode, canary={"enabled": True}, kvTransfer=off) as router:
-        pair = await verdict(router, "verified")
+        pair = await until_only_pair_is(router, "verified")
 
     assert "bidirectionalKvXfer is off" in pair["detail"]
     assert (pair["toDecodeBytes"], pair["toPrefillBytes"], pair["streams"]) == (1000, 0, None)
@@ -72,7 +58,7 @@ async def test_where_nothing_goes_back_to_prefill_the_other_direction_can_fail(
     decode.counts = False
     off = {"kvRecomputeThreshold": 8, "bidirectionalKvXfer": False}
     async with scripted(tmp_path, prefill, decode, canary={"enabled": True}, kvTransfer=off) as router:
-        pair = await verdict(router, "failed")
+        pair = await until_only_pair_is(router, "failed")
 
     assert "prefill to decode" in pair["detail"]
 
@@ -80,7 +66,7 @@ async def test_where_nothing_goes_back_to_prefill_the_other_direction_can_fail(
 async def test_engines_whose_counters_stand_still_fail(router: RouterUnderTest, prefill: ScriptedEngine) -> None:
     prefill.counts = False
 
-    pair = await verdict(router, "failed")
+    pair = await until_only_pair_is(router, "failed")
 
     assert "decode to prefill" in pair["detail"]
     assert await router.metric('kvloop_router_pair_verified{decode="decode-0",prefill="prefill-0"}') == -1
@@ -101,7 +87,7 @@ async def test_what_is_wrong_is_told(
 ) -> None:
     (prefill if role is Role.PREFILL else decode).script = [step] * 99
     async with scripted(tmp_path, prefill, decode, canary={"enabled": True}) as router:
-        pair = await verdict(router, "failed")
+        pair = await until_only_pair_is(router, "failed")
 
     assert detail in pair["detail"]
 
@@ -110,13 +96,13 @@ async def test_a_pair_that_failed_serves_cold_and_is_tried_again(
     router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine
 ) -> None:
     prefill.counts = False
-    await verdict(router, "failed")
+    await until_only_pair_is(router, "failed")
 
     await router.chat(LONG)
     second = await router.chat(LONG, ANSWER, "and more")
     assert (second.status, second.path, second.reason) == (200, "cold", "pair_failed")
 
     prefill.counts = True
-    await verdict(router, "verified")
+    await until_only_pair_is(router, "verified")
     third = await router.chat(LONG, ANSWER, "and more", ANSWER, "and yet more")
     assert third.path == "warm"

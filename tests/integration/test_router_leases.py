@@ -14,7 +14,7 @@ from kvloop_connector.lease_requests import PLUGIN, RELEASE_PATH, RENEW_PATH, WO
 from kvloop_connector.settings import Role
 from tests.harness import client
 from tests.harness.engines import Engine, Engines, Kind, start
-from tests.integration.router_process import RouterUnderTest, routing, scripted, until
+from tests.integration.router_process import RouterUnderTest, routing, scripted, until, until_metric
 from tests.integration.scripted_engine import ANSWER, ScriptedEngine, fails, running, waits
 from tests.integration.simulated import advance, spec, state
 from tests.integration.test_router_simulated import MORE, WORK, cold_text, counted, holds_nothing, say
@@ -58,13 +58,6 @@ async def end(router: RouterUnderTest, conversation: str) -> int:
         return int((await ended.json())["released"])
 
 
-async def comes_to(router: RouterUnderTest, line: str, value: float) -> None:
-    """Wait until a series has this value."""
-    async with asyncio.timeout(20):
-        while await router.metric(line) != value:  # noqa: ASYNC110  a counter is read over HTTP
-            await asyncio.sleep(0.02)
-
-
 class TestSimulated:
     async def test_a_renewed_handle_is_read_warm_after_its_first_time_is_over(
         self, engines: Engines, tmp_path: Path
@@ -76,7 +69,7 @@ class TestSimulated:
             # In the last quarter of the thirty seconds for which the router keeps it.
             router.clock.ahead += 25
             advance(decode, 25)
-            await comes_to(router, RENEWED, 1)
+            await until_metric(router, RENEWED, 1)
             router.clock.ahead += 20
             advance(decode, TTL_SECONDS - 20)
             (retained,) = state(decode)["retained"]
@@ -148,7 +141,7 @@ class TestSimulated:
                 assert len(answers) < 50, "it retains whatever comes"
                 name = f"idle {len(answers)} {WORK}"
                 answers.append((await say(router, name, conversation_id=f"c{len(answers)}")).content)
-            await comes_to(router, RELEASED, await router.metric(budget))
+            await until_metric(router, RELEASED, await router.metric(budget))
 
             assert len(answers) > 3
             assert (await counted(decode)).kv_usage <= SHARE
@@ -167,7 +160,7 @@ class TestSimulated:
             (retained,) = state(decode)["retained"]
             client.post(decode.url + RELEASE_PATH, {"remote_request_ids": [retained["request_id"]]})
             router.clock.ahead += 25
-            await comes_to(router, 'kvloop_router_lease_renewals_total{outcome="not_held"}', 1)
+            await until_metric(router, 'kvloop_router_lease_renewals_total{outcome="not_held"}', 1)
 
             second = await say(router, first, answer, MORE)
 
@@ -223,7 +216,7 @@ class TestRenewal:
     ) -> None:
         await router.chat(LONG)
         await falls_due(router, decode)
-        await comes_to(router, RENEWED, 1)
+        await until_metric(router, RENEWED, 1)
         router.clock.ahead += 60
 
         second = await router.chat(LONG, ANSWER, "and more")
@@ -242,7 +235,7 @@ class TestRenewal:
         second = await router.chat(LONG, ANSWER, "and more")
         decode.leases_wait.set()
 
-        await comes_to(router, 'kvloop_router_lease_renewals_total{outcome="taken"}', 1)
+        await until_metric(router, 'kvloop_router_lease_renewals_total{outcome="taken"}', 1)
         await router.chat(LONG, ANSWER, "and more")
 
         assert second.path == "warm"
@@ -258,7 +251,7 @@ class TestRenewal:
         await falls_due(router, decode)
         decode.leases = 200
 
-        await comes_to(router, RENEWED, 1)
+        await until_metric(router, RENEWED, 1)
         assert await router.metric('kvloop_router_lease_renewals_total{outcome="failed"}') >= 1
 
     async def test_an_engine_that_moves_nothing_is_asked_once(
@@ -267,7 +260,7 @@ class TestRenewal:
         decode.renewed_by = 0
         await router.chat(LONG)
         await falls_due(router, decode)
-        await comes_to(router, RENEWED, 1)
+        await until_metric(router, RENEWED, 1)
         await router.chat(f"another conversation, {LONG}")
         decode.renewed_by = 100
         router.clock.ahead += 4
@@ -302,7 +295,7 @@ class TestRelease:
             await router.chat(LONG, conversation_id=f"{number}")
             await end(router, f"{number}")
 
-        await comes_to(router, RELEASED, 3)
+        await until_metric(router, RELEASED, 3)
         assert len(named(decode, RELEASE_PATH)) == 3
         assert [each.body for each in decode.leased].count({}) == 1
         assert prefill.leased == prefill.fillers == []
@@ -316,13 +309,13 @@ class TestRelease:
             for number in range(2):
                 await router.chat(LONG, conversation_id=f"{number}")
                 await end(router, f"{number}")
-            await comes_to(router, RELEASED, 2)
+            await until_metric(router, RELEASED, 2)
             await router.chat(LONG)
             # The release of the one and the renewal of the other fall due.
             router.clock.ahead += 25
             await router.chat(LONG, conversation_id="later")
             await end(router, "later")
-            await comes_to(router, RELEASED, 3)
+            await until_metric(router, RELEASED, 3)
 
         assert [each.body for each in decode.leased] == [{}]
 
@@ -341,7 +334,7 @@ class TestRelease:
         for number in range(2):
             await router.chat(LONG, conversation_id=f"{number}")
             await end(router, f"{number}")
-            await comes_to(router, RELEASED, number + 1)
+            await until_metric(router, RELEASED, number + 1)
 
         assert len(named(decode, RELEASE_PATH)) == 1
         carried = [*prefill.carried, *(each.params for each in prefill.fillers)]
@@ -353,11 +346,11 @@ class TestRelease:
         decode.leases = 500
         await router.chat(LONG, conversation_id="c")
         await end(router, "c")
-        await comes_to(router, RELEASED, 1)
+        await until_metric(router, RELEASED, 1)
         decode.leases = 200
         await router.chat(LONG, conversation_id="d")
         await end(router, "d")
-        await comes_to(router, RELEASED, 2)
+        await until_metric(router, RELEASED, 2)
 
         assert len(named(decode, RELEASE_PATH)) == 2
 
@@ -374,12 +367,12 @@ class TestRelease:
             # Another conversation's release comes through meanwhile.
             await router.chat(LONG, conversation_id="d")
             await end(router, "d")
-            await comes_to(router, RELEASED, 1)
+            await until_metric(router, RELEASED, 1)
             during = named(decode, RELEASE_PATH)
             go_on.set()
 
         assert turn.result().status == 400
-        await comes_to(router, RELEASED, 2)
+        await until_metric(router, RELEASED, 2)
         read = prefill.carried[1]["remote_request_id"]
         assert read not in during
         assert named(decode, RELEASE_PATH) == [*during, read]
@@ -399,7 +392,7 @@ class TestRelease:
         await end(router, "c")
 
         # Its own is released; what it has read is not.
-        await comes_to(router, RELEASED, 1)
+        await until_metric(router, RELEASED, 1)
         assert prefill.carried[1]["remote_request_id"] not in named(decode, RELEASE_PATH)
 
     async def test_what_a_running_turn_of_an_ended_conversation_leaves_is_released(
@@ -415,7 +408,7 @@ class TestRelease:
             go_on.set()
 
         assert turn.result().status == 200
-        await comes_to(router, RELEASED, 1)
+        await until_metric(router, RELEASED, 1)
         assert await router.metric("kvloop_router_live_handles") == 0
 
     async def test_a_handle_that_prefill_refused_is_released_by_name(

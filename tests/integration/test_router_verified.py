@@ -12,7 +12,7 @@ import pytest
 
 from kvloop_connector.handle import COLD_PREFILL_PARAMS, RETAIN_PARAMS
 from kvloop_connector.settings import Role
-from tests.integration.router_process import RouterUnderTest, chat_body, scripted, until
+from tests.integration.router_process import RouterUnderTest, chat_body, scripted, until, until_only_pair_is
 from tests.integration.scripted_engine import ANSWER, BLOCK_SIZE, ScriptedEngine, fails, handle, rendered
 
 LONG = "a question that is long enough to be worth a pull"
@@ -177,22 +177,10 @@ class TestCanary:
         async with scripted(tmp_path, prefill, decode, kvTransfer=KVLOOP, canary={"enabled": True}) as under_test:
             yield under_test
 
-    async def verdict(self, router: RouterUnderTest, wanted: str) -> dict[str, Any]:
-        assert router.router is not None
-        pairs = router.router.pairs
-
-        def reached() -> bool:
-            router.clock.ahead += 1
-            return [report.verdict.value for report in pairs.reports()] == [wanted]
-
-        await until(reached, seconds=60)
-        (pair,) = (await router.admin("/admin/v1/pairs"))["pairs"]
-        return dict(pair)
-
     async def test_kv_is_seen_to_move_both_ways_under_one_salt(
         self, router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine
     ) -> None:
-        pair = await self.verdict(router, "verified")
+        pair = await until_only_pair_is(router, "verified")
 
         assert (pair["detail"], pair["streams"]) == ("", True)
         assert min(pair["toDecodeBytes"], pair["toPrefillBytes"]) > 0
@@ -211,6 +199,6 @@ class TestCanary:
         directory = tmp_path / "foreign"
         directory.mkdir()
         async with scripted(directory, prefill, decode, kvTransfer=KVLOOP, canary={"enabled": True}) as router:
-            pair = await self.verdict(router, "failed")
+            pair = await until_only_pair_is(router, "failed")
 
         assert "foreign_engine" in json.dumps(pair)

@@ -11,8 +11,9 @@ from kvloop_connector import digest
 from kvloop_router import reuse
 from tests.harness.engines import Kind, start
 from tests.truth import stage
+from tests.truth.arms import kvloops_router, naive_router
 from tests.truth.judge import Tally, faults
-from tests.truth.play import kvloops_router, naive_router, play
+from tests.truth.play import play
 from tests.truth.stage import Stage
 
 TURNS = 60

@@ -11,152 +11,20 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final, Protocol
+from dataclasses import replace
+from typing import Any
 
 import aiohttp
 
 from kvloop_connector.handle import COLD_PREFILL_PARAMS
-from kvloop_connector.settings import Connector
 from kvloop_connector.verdict import Outcome
-from tests.harness.engines import Engine, Engines
+from tests.harness.engines import Engine
 from tests.harness.metrics import EngineMetrics
-from tests.integration.router_process import RouterUnderTest, routing, until
 from tests.truth import legs, oracle
+from tests.truth.arms import Arm, Got, session_of_requests
 from tests.truth.judge import OK, Answered, Tally, judge
 from tests.truth.stage import Stage, engine_ttl
 from tests.truth.turns import Ask, Kind, Step, Talk, deal, draw, follow
-
-API_KEYS: Final = ("key-of-one-tenant", "key-of-another-tenant")
-ROUTER_SECONDS: Final = 60.0
-"""How long a router may take to see an engine that was started again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Got:
-    """An answer that came through a router, as `Answered` and the oracle want to know it."""
-
-    status: int
-    text: str
-    path: str = ""
-    reason: str = ""
-    reused: int = 0
-    prefill: str = ""
-    decode: str = ""
-
-
-class Arm(Protocol):
-    """A router under test."""
-
-    async def chat(self, ask: Ask, body: Mapping[str, Any]) -> Got:
-        """The answer to a turn."""
-        ...
-
-    def clock(self) -> float:
-        """The router's clock, in seconds."""
-        ...
-
-    def move_on(self, seconds: float) -> None:
-        """Put that clock forward."""
-        ...
-
-    async def restarted(self, engine: Engine, *, told: bool) -> None:
-        """An engine is there again; ``told``: whether the router learns that it is another process."""
-        ...
-
-
-@asynccontextmanager
-async def kvloops_router(directory: Path, stage: Stage) -> AsyncIterator[Arm]:
-    """kvloop's own router: with KvloopConnector prefill proves what is reused, else the router does."""
-    keys = directory / "api-keys"
-    keys.write_text("\n".join(API_KEYS))
-    settings = stage.engines.decode[0].spec.settings
-    connector = Connector.KVLOOP if stage.engines.kind.verifies else Connector.NIXL
-    async with routing(
-        directory,
-        stage.engines.as_discovery_file(),
-        handleTtlSeconds=stage.router_ttl,
-        kvTransfer={
-            "connector": connector.value,
-            "kvRecomputeThreshold": settings.kv_recompute_threshold,
-            "decoderKvBlocksTtlSeconds": settings.decoder_kv_blocks_ttl,
-        },
-        apiKeysFile=str(keys),
-    ) as router:
-        yield _KvloopsRouter(router, stage.engines)
-
-
-class _KvloopsRouter:
-    def __init__(self, router: RouterUnderTest, engines: Engines) -> None:
-        self._router = router
-        self._engines = engines
-        self._entries = {entry["name"]: entry for entry in engines.as_discovery_file()}
-
-    async def chat(self, ask: Ask, body: Mapping[str, Any]) -> Got:
-        told = {"conversation_id": ask.conversation} if ask.told else {}
-        sent = {**body, "stream": ask.stream, **told}
-        headers = {"Authorization": f"Bearer {API_KEYS[ask.talk.tenant]}"}
-        got = await legs.post(self._router.session, self._router.url, sent, headers)
-        return Got(
-            status=got.status,
-            text=got.text,
-            path=got.headers.get("X-Kvloop-Path", ""),
-            reason=got.headers.get("X-Kvloop-Reason", ""),
-            reused=int(got.headers.get("X-Kvloop-Reused-Tokens", "0")),
-            prefill=got.headers.get("X-Kvloop-Prefill", ""),
-            decode=got.headers.get("X-Kvloop-Decode", ""),
-        )
-
-    def clock(self) -> float:
-        return self._router.clock()
-
-    def move_on(self, seconds: float) -> None:
-        self._router.clock.ahead += seconds
-
-    async def restarted(self, engine: Engine, *, told: bool) -> None:
-        if told:
-            self._entries[engine.name] = {**self._entries[engine.name], "podUID": engine.pod_uid}
-            self._router.list_engines(list(self._entries.values()))
-        assert self._router.router is not None
-        known = self._router.router.engines
-
-        def there() -> bool:
-            found = {each.spec.name: each for each in known if each.healthy}
-            current = self._entries[engine.name]["podUID"]
-            return len(found) == len(self._entries) and found[engine.name].spec.pod_uid == current
-
-        await until(there, seconds=ROUTER_SECONDS)
-
-
-@asynccontextmanager
-async def naive_router(directory: Path, stage: Stage) -> AsyncIterator[Arm]:
-    """A router that compares nothing."""
-    async with _session() as session:
-        router = legs.NaiveRouter(session, stage.engines.prefill, stage.engines.decode)
-        yield _Naive(router, salt=uuid.uuid4().hex)
-        await router.close()
-
-
-class _Naive:
-    """salt: for every turn, so that what it spoils is spoilt for its own turns only."""
-
-    def __init__(self, router: legs.NaiveRouter, salt: str) -> None:
-        self._router = router
-        self._salt = salt
-
-    async def chat(self, ask: Ask, body: Mapping[str, Any]) -> Got:
-        turned, prefill, decode = await self._router.chat(ask, {**body, "cache_salt": self._salt})
-        return Got(status=turned.status, text=turned.text, prefill=prefill.name, decode=decode.name)
-
-    def clock(self) -> float:
-        return time.monotonic()
-
-    def move_on(self, seconds: float) -> None:
-        pass
-
-    async def restarted(self, engine: Engine, *, told: bool) -> None:
-        pass
 
 
 async def play(
@@ -182,7 +50,7 @@ async def play(
         seed: deal(seed, each, expiries=expiries, restarts=0 if index else restarts, past_router=past_router)
         for index, seed in enumerate(seeds)
     }
-    async with _session() as session:
+    async with session_of_requests() as session:
         tally, answers = await _Part(stage, arm, session, answered, abreast=len(seeds)).play(hands, each)
     judged(answers)
     return tally
@@ -400,10 +268,3 @@ class _Part:
         counted = await asyncio.to_thread(engine.metrics) - self._before[engine.name]
         self._reads += counted.reads
         self._bytes += counted.bytes_read
-
-
-def _session() -> aiohttp.ClientSession:
-    # Engines end and start again on the same address: no connection outlives its request.
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout(total=180)
-    )
