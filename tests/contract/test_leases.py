@@ -62,7 +62,7 @@ def test_a_release_frees_the_blocks_at_once_and_is_counted_as_an_expiry(pair: Pa
     released(legs, pair.decode, answer)
 
     assert not over(answer.handle), "freed only at its deadline"
-    assert (pair.decode.metrics() - before).expired == 1
+    assert (pair.decode.metrics() - before).expired >= 1
 
 
 def test_a_release_frees_no_other_blocks(pair: Pair, legs: Legs) -> None:
@@ -89,7 +89,9 @@ def test_a_renewed_handle_outlives_its_first_deadline_and_is_read_right_with_its
     renewed(decode, untold, seconds=600)
     control = legs.cold(pair.prefill, decode, story("kept no longer than usual"))
 
-    assert wait_until(lambda: (decode.metrics() - before).expired == 1, seconds=8 * BRIEF_TTL_SECONDS)
+    assert wait_until(
+        lambda: over(control.handle) and (decode.metrics() - before).expired >= 1, seconds=8 * BRIEF_TTL_SECONDS
+    )
     assert over(first.handle)
     assert over(untold.handle)
     assert outcomes(decode, RENEW_PATH, control, seconds=600) == ["not_held"]
@@ -125,7 +127,8 @@ def is_declined(pair: Pair, legs: Legs, first: Answer, salt: str) -> None:
         assert reply.json["kv_transfer_params"]["kvloop_reuse"] == {"outcome": "expired", "tokens": 0}
         legs.decode(pair.other_prefill, pair.decode, history, reply.json["kv_transfer_params"], cache_salt=salt)
     else:
-        assert (reply.status, counted.expired) == (500, 1)
+        # Blocks of an earlier test may reach their own deadline meanwhile.
+        assert (reply.status, counted.expired >= 1) == (500, True)
 
 
 def test_no_renewal_goes_past_the_longest_lease(pair: Pair, legs: Legs) -> None:

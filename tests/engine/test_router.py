@@ -219,7 +219,7 @@ async def test_read_that_the_engine_declines_is_made_good_by_a_cold_leg(engines:
             # It is refused before anything is read, and its leg is the cold one.
             assert (got.reason, counted.expired) == ("expired", 0)
         else:
-            assert counted.expired == 1
+            assert counted.expired >= 1
         assert counted.computed >= await talk.prompt_tokens()
         assert got.content == await talk.cold_text()
 

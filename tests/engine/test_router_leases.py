@@ -85,4 +85,4 @@ async def test_a_conversation_is_warm_after_its_engines_own_time_and_nothing_is_
         await router.router.release_all()
         await until_metric(router, RELEASED, 2)
         assert await freed(decode)
-        assert (await asyncio.to_thread(decode.metrics) - before).expired == 2
+        assert (await asyncio.to_thread(decode.metrics) - before).expired >= 2
