@@ -130,12 +130,18 @@ generate: install helm ## Write the generated files: the CRD, the charts' copies
 	UPDATE_GOLDEN=1 $(PYTEST) tests/unit/operator/test_golden.py tests/charts
 
 .PHONY: bench-proof
-bench-proof: install ## Time the proof of reuse and the splicing of chunks: bench/results/proof.json
-	$(BIN)/python bench/proof.py
+bench-proof: install ## Time the proof of reuse on both sides and the splicing of chunks: bench/results/proof.json
+	$(BIN)/python -m bench.proof
 
 .PHONY: bench-operator
 bench-operator: install cluster-parts ## Time the operator with 100 and 1,000 resources: bench/results/operator.json
 	$(BIN)/python -m bench.operator
+
+TURNS ?= 1000
+
+.PHONY: bench-truth
+bench-truth: install engine-environment ## Compare TURNS adversarial turns with cold answers, on real engines: bench/results/truth.json
+	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(BIN)/python -m bench.truth --turns $(TURNS)
 
 .PHONY: requirements
 requirements: $(UV) ## Pin the requirement files anew

@@ -54,6 +54,7 @@ _log = logging.getLogger(__name__)
 
 _DRAINING_SECONDS: Final = 1.0
 _VERIFYING_SECONDS: Final = (1.0, 15.0)
+_WATCHING_SECONDS: Final = 60.0
 _MISSING_SECONDS: Final = 10.0
 _EXPLAINING: Final = {
     "StatefulSet": ("FailedCreate",),
@@ -71,7 +72,7 @@ class _Memory:
 
     secret: the router's Secret as last read; secret_read: since the last whole list.
     pairs: the newest report on each pair of pods. processes: the engines that these are about.
-    polls: how often in a row a pair was not verified yet.
+    polls: how often in a row a pair was not verified yet. asked: when the routers were asked last, in Unix seconds.
     resisted: writes that something else undoes. refused: how often in a row the API server refused a write.
     """
 
@@ -81,6 +82,7 @@ class _Memory:
     pairs: dict[tuple[str, str], PairReport] = field(default_factory=dict)
     processes: dict[str, str] = field(default_factory=dict)
     polls: int = 0
+    asked: float = 0.0
     resisted: dict[Place, Resisted] = field(default_factory=dict)
     refused: int = 0
 
@@ -236,16 +238,24 @@ class _Pass:
         self.memory.processes = now
 
     async def _ask_routers(self, resource: DisaggregatedInference, facts: Facts) -> Reports:
-        """What the routers say, asked only while something drains or a pair is not verified yet."""
+        """What the routers say, asked while something drains or a pair is not verified yet, and else once a minute:
+        what is reused can be found wrong at any time."""
         pods = self._live().pods
         self._forget_processes_that_ended(pods)
         draining = any(names.LABEL_DRAINING in pod["metadata"].get("labels", {}) for pod in pods)
         routers = router_pods(pods)
         unverified = resource.spec.router.canary.enabled and unverified_pairs(pods, self.memory.pairs)
-        material = facts.secret_material
-        if material is None or not routers or not (draining or unverified):
+        material, now = facts.secret_material, self.owner.clock()
+        reuses = resource.spec.router.reuse and resource.spec.kv_transfer.bidirectional_kv_xfer
+        watched = reuses and any(is_ready(pod) for pod in routers)
+        if watched:
+            self.again.append(_WATCHING_SECONDS)
+        due = watched and now - self.memory.asked >= _WATCHING_SECONDS
+        if not unverified:
             self.memory.polls = 0
+        if material is None or not routers or not (draining or unverified or due):
             return Reports(routers=len(routers))
+        self.memory.asked = now
         reports = await self.owner.routers.ask(routers, material.admin_token)
         leaving = {pod["metadata"]["name"] for pod in routers if is_terminating(pod)}
         staying = [report for report in reports.answered if report.router not in leaving]

@@ -27,6 +27,8 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
     VERIFIED = "verified"
     FAILED = "failed"
+    WRONG = "wrong"
+    """It moved, and what was computed with it was not what computing everything gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairReport:
-    """The last canary over a pair.
+    """The last canary over a pair, and whether what it moved has been found wrong since.
 
     to_decode_seconds, to_prefill_seconds: what the engines counted as transfer time of these bytes; 0 where they do
         not say.
@@ -123,7 +125,7 @@ def pair_reports(reports: Reports) -> dict[tuple[str, str], PairReport]:
     return worst
 
 
-_BADNESS = {Verdict.VERIFIED: 0, Verdict.UNKNOWN: 1, Verdict.FAILED: 2}
+_BADNESS = {Verdict.VERIFIED: 0, Verdict.UNKNOWN: 1, Verdict.FAILED: 2, Verdict.WRONG: 3}
 
 
 def _sum(uid: str, reports: Reports) -> DrainReport:

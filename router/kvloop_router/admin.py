@@ -82,6 +82,7 @@ def _engine(engine: Engine, retained: tuple[int, float], now: float) -> dict[str
         "version": engine.version,
         "blockSize": engine.block_size,
         "maxModelLen": engine.max_model_len,
+        "leases": engine.leases,
         "runningTurns": engine.turns,
         "liveHandles": handles,
         "lastDeadlineSeconds": round(max(0.0, last - now), 3),

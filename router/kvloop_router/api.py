@@ -116,7 +116,12 @@ class PublicApi:
         report.model, report.streamed = turn.model, turn.stream
         self._refuse_while_draining()
         space = scope.scope(
-            self._secret, tenant, turn.model, turn.body.get("cache_salt"), set_salt=self._config.cache_salt
+            self._secret,
+            tenant,
+            turn.model,
+            turn.body.get("cache_salt"),
+            set_salt=self._config.cache_salt,
+            epoch=self._state.salt_epoch,
         )
         sent = headers.upstream(request.headers, report.request_id)
         body = await self._turns.play(turn, space, sent, report, client)

@@ -39,6 +39,10 @@ class Background:
         """Await ``work``, which runs to its end even if whoever awaits is cancelled."""
         return await asyncio.shield(self._keep(work, self._work))
 
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run ``work`` to its end, with nobody who waits for it. An error is logged."""
+        self._keep(_logged(work, name), self._work)
+
     def serve(self, service: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         """Run ``service`` beside everything else, until ``close``. One that fails is logged, and run anew: a router
         without health checks or discovery would look well and serve nobody."""
@@ -69,6 +73,13 @@ class Background:
         if not task.cancelled():
             # Looked at here, so that a failure after its client has left is no "exception never retrieved".
             task.exception()
+
+
+async def _logged(work: Coroutine[Any, Any, None], name: str) -> None:
+    try:
+        await work
+    except Exception:  # noqa: BLE001  as for a service
+        _log.exception("%s ended by an error", name)
 
 
 async def _again_and_again(service: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:

@@ -133,7 +133,7 @@ class Canary:
         key = _key(report)
         due = self._not_before.get(key, 0.0) <= self._clock()
         serving = self._serving(report.prefill.name) and self._serving(report.decode.name)
-        if report.verdict is Verdict.VERIFIED or not due or not serving:
+        if report.verdict in (Verdict.VERIFIED, Verdict.WRONG) or not due or not serving:
             return
         played = await self.play(report)
         if played.verdict is Verdict.VERIFIED or not self._drains(report):

@@ -17,6 +17,7 @@ from pydantic.alias_generators import to_camel
 from kvloop_connector.lease_ranks import LONGEST_LEASE_SECONDS
 from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS, MINIMUM_DECODER_TTL_SECONDS
 from kvloop_router.errors import InvalidConfig
+from kvloop_router.truth import FLOOR
 
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _RETAINED_SHARE = 0.5
@@ -158,6 +159,17 @@ class Canary(_Model):
     enabled: bool = True
 
 
+class TruthSampling(_Model):
+    """every_nth_warm_turn: of each pair of engines, one in so many is computed anew and compared; 0 for none.
+
+    least_tolerance_nats: how far apart the first token's log-probabilities may be, in the mean of a token, whatever the
+        engines' own noise is.
+    """
+
+    every_nth_warm_turn: int = Field(default=1000, ge=0)
+    least_tolerance_nats: float = Field(default=FLOOR, gt=0)
+
+
 class Config(_Model):
     """The whole file."""
 
@@ -176,6 +188,7 @@ class Config(_Model):
     timeouts: Timeouts = Timeouts()
     handle_store: MemoryStore = MemoryStore()
     canary: Canary = Canary()
+    truth_sampling: TruthSampling = TruthSampling()
     reuse: bool = True
     suspended: bool = False
     """No engines are wanted: the router is ready without them, and answers 503 with ``Retry-After``."""

@@ -277,7 +277,8 @@ class Engines:
         headers = {"Content-Type": "application/json"}
         async with self._send(engine, "POST", RELEASE_PATH, b"{}", headers, seconds=_PROBE_SECONDS) as response:
             await response.read()
-            return response.status == 400 or (False if response.status in LACKS_LEASES else None)
+            failed = response.status >= 500 and response.status not in LACKS_LEASES
+            return None if failed else response.status == 400
 
     async def _get(self, engine: Engine, path: str) -> bytes:
         async with self._send(engine, "GET", path, None, {}, seconds=_PROBE_SECONDS) as response:

@@ -13,6 +13,7 @@ from typing import Any
 from kvloop_connector.handle import COLD_PREFILL_PARAMS, KVHandle
 from kvloop_connector.verdict import REUSE_FIELD, Outcome
 from kvloop_router.request import Api, Request, prompts
+from kvloop_router.truth import TOP_TOKENS
 
 PARAMS = "kv_transfer_params"
 _PROMPT_IDS = "prompt_token_ids"
@@ -31,6 +32,9 @@ _NOT_ON_PREFILL = (
     "return_token_ids",
     "return_prompt_text",
 )
+
+# Answers without reasoning have no log-probabilities (vllm: chat_completion/serving.py, suppress_metadata).
+_NOT_WITH_LOGPROBS = ("include_reasoning",)
 
 # What a chat template may depend on beside the messages, as the tokenizer's endpoint takes it.
 _TEMPLATE_FIELDS = (
@@ -90,19 +94,33 @@ def prefill(
     token_ids: Sequence[int] | None,
     salt: str | None,
     ask_token_ids: bool = False,
+    ask_logprobs: bool = False,
 ) -> dict[str, Any]:
     """The body of a prefill leg. ``handle``: what to pull or to release; None: neither.
 
     token_ids: the prompt that both legs use; None: the engine renders it.
     ask_token_ids: have the engine say which ids it rendered.
+    ask_logprobs: have it say how likely the likeliest first tokens are.
     """
-    body = _common(request, salt)
-    for name in _NOT_ON_PREFILL:
-        body.pop(name, None)
-    body.update(stream=False, max_tokens=1, n=1)
+    body = _of_one_token(request, salt)
+    if ask_logprobs:
+        _ask_logprobs(request, body)
     if ask_token_ids:
         body["return_token_ids"] = True
     body[PARAMS] = dict(handle.params if handle is not None else COLD_PREFILL_PARAMS)
+    _set_prompt(request, body, token_ids)
+    return body
+
+
+def anew(request: Request, *, token_ids: Sequence[int] | None, salt: str) -> dict[str, Any]:
+    """The body of a request that computes the prompt with nothing reused, retains nothing, and says how likely the
+    likeliest first tokens are. ``salt``: one that nobody else has. token_ids: as for ``prefill``.
+    """
+    body = _of_one_token(request, salt)
+    _ask_logprobs(request, body)
+    if token_ids is not None and request.api is Api.CHAT:
+        # The engine takes the ids out and is left with no parameters (vllm: renderers/online_renderer.py:122).
+        body[PARAMS] = {}
     _set_prompt(request, body, token_ids)
     return body
 
@@ -158,6 +176,25 @@ def _common(request: Request, salt: str | None) -> dict[str, Any]:
     if salt is not None:
         body["cache_salt"] = salt
     return body
+
+
+def _of_one_token(request: Request, salt: str | None) -> dict[str, Any]:
+    body = _common(request, salt)
+    for name in _NOT_ON_PREFILL:
+        body.pop(name, None)
+    body.update(stream=False, max_tokens=1, n=1)
+    return body
+
+
+def _ask_logprobs(request: Request, body: dict[str, Any]) -> None:
+    for name in _NOT_WITH_LOGPROBS:
+        body.pop(name, None)
+    if request.api is Api.CHAT:
+        body.update(logprobs=True, top_logprobs=TOP_TOKENS)
+    else:
+        body["logprobs"] = TOP_TOKENS
+    # Texts of different tokens can be equal.
+    body["return_tokens_as_token_ids"] = True
 
 
 def _set_prompt(request: Request, body: dict[str, Any], token_ids: Sequence[int] | None) -> None:

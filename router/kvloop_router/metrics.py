@@ -9,13 +9,15 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from kvloop_connector.lifecycle import State
+from kvloop_connector.settings import Role
 from kvloop_router.engines import Engine
 from kvloop_router.pairs import PairReport, Verdict
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "kvloop_router_"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-_VERDICTS = {Verdict.VERIFIED: 1.0, Verdict.UNKNOWN: 0.0, Verdict.FAILED: -1.0}
+_NATS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 5.0)
+_VERDICTS = {Verdict.VERIFIED: 1.0, Verdict.UNKNOWN: 0.0, Verdict.FAILED: -1.0, Verdict.WRONG: -2.0}
 
 
 class Metrics:
@@ -32,6 +34,16 @@ class Metrics:
         self.renewals = self._counter("lease_renewals", "Renewals of what engines retain, by outcome.", "outcome")
         self.verdicts = self._counter(
             "handle_verdicts", "What prefill engines with KvloopConnector said of handles.", "outcome"
+        )
+        self.truth_samples = self._counter(
+            "truth_samples", "Warm turns whose prompt was computed anew, and what came of it.", "outcome"
+        )
+        self.truth_distance = Histogram(
+            _PREFIX + "truth_distance_nats",
+            "How far apart first tokens are that should be equal: of what was reused, and of what was computed twice.",
+            ("of",),
+            registry=self.registry,
+            buckets=_NATS,
         )
         self.no_handle = self._counter("no_handle", "Turns that left nothing to reuse.", "reason")
         self.retries = self._counter("retries", "Legs that were sent again.", "leg")
@@ -57,9 +69,10 @@ class Metrics:
         pairs: Callable[[], Iterable[PairReport]],
         handles: Callable[[], int],
         turns: Callable[[], int],
+        retained_blocks: Callable[[str], int],
     ) -> None:
         """Add gauges that are read from live state at each scrape, so that what is gone leaves no series."""
-        self.registry.register(_Live(engines, pairs, handles, turns))
+        self.registry.register(_Live(engines, pairs, handles, turns, retained_blocks))
 
     def expose(self) -> bytes:
         """The Prometheus text."""
@@ -79,11 +92,13 @@ class _Live(Collector):
         pairs: Callable[[], Iterable[PairReport]],
         handles: Callable[[], int],
         turns: Callable[[], int],
+        retained_blocks: Callable[[str], int],
     ) -> None:
         self._engines = engines
         self._pairs = pairs
         self._handles = handles
         self._turns = turns
+        self._retained_blocks = retained_blocks
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         load = GaugeMetricFamily(
@@ -97,18 +112,23 @@ class _Live(Collector):
             "1: gets new turns; 0: is unhealthy, not ready or draining.",
             labels=["engine", "role", "kv_revision"],
         )
+        retained = GaugeMetricFamily(
+            _PREFIX + "retained_blocks", "KV blocks that it retains for kept handles.", labels=["engine"]
+        )
         for engine in self._engines():
             spec = engine.spec
+            if spec.role is Role.DECODE:
+                retained.add_metric([spec.name], self._retained_blocks(spec.process))
             load.add_metric([spec.name, spec.role], engine.load)
             healthy.add_metric([spec.name, spec.role, spec.kv_revision], float(engine.healthy))
             serving.add_metric([spec.name, spec.role, spec.kv_revision], float(engine.serving))
         verified = GaugeMetricFamily(
             _PREFIX + "pair_verified",
-            "Whether KV was seen to move both ways: 1 yes, 0 not known, -1 no.",
+            "Whether KV was seen to move both ways: 1 yes, 0 not known, -1 no, -2 what moved was wrong.",
             labels=["prefill", "decode"],
         )
         for report in self._pairs():
             verified.add_metric([report.prefill.name, report.decode.name], _VERDICTS[report.verdict])
         live = GaugeMetricFamily(_PREFIX + "live_handles", "Handles that are kept.", value=self._handles())
         running = GaugeMetricFamily(_PREFIX + "running_turns", "Turns that are running.", value=self._turns())
-        yield from (load, healthy, serving, verified, live, running)
+        yield from (load, healthy, serving, retained, verified, live, running)

@@ -22,11 +22,13 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
     VERIFIED = "verified"
     FAILED = "failed"
+    WRONG = "wrong"
+    """It moved, and what was computed with it was not what computing everything gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairReport:
-    """The last canary of a pair.
+    """The last canary of a pair, and whether what it moved has been found wrong since.
 
     to_decode_bytes, to_prefill_bytes, to_decode_seconds, to_prefill_seconds: what the engines counted, and how long
     they say that the transfers took; 0 where it was not tried or they do not say.
@@ -82,15 +84,26 @@ class Pairs:
         """Take over a canary's report, unless one of its engines has changed since."""
         key = (report.prefill.name, report.decode.name)
         known = self._reports.get(key)
-        if known is not None and known.is_of(report.prefill, report.decode):
+        if known is None or known.verdict is Verdict.WRONG:
+            return
+        if known.is_of(report.prefill, report.decode):
             self._reports[key] = replace(
                 report, prefill=known.prefill, decode=known.decode, attempts=known.attempts + 1
             )
 
+    def record_wrong(self, prefill: str, decode: str, detail: str) -> None:
+        """What was reused between these processes was wrong: nothing is any more, as long as both of them live.
+
+        No canary says otherwise: it sees that KV moves, and not that it is the right one.
+        """
+        for key, known in self._reports.items():
+            if (known.prefill.process, known.decode.process) == (prefill, decode):
+                self._reports[key] = replace(known, verdict=Verdict.WRONG, detail=detail)
+
     def usable(self, prefill: str, decode: str) -> bool:
         """Whether a handle may go between these two: all but those that are known to fail."""
         report = self._reports.get((prefill, decode))
-        return report is not None and report.verdict is not Verdict.FAILED
+        return report is not None and report.verdict not in (Verdict.FAILED, Verdict.WRONG)
 
 
 class Templates:

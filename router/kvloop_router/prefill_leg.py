@@ -22,6 +22,8 @@ from kvloop_router.pairs import Pairs
 from kvloop_router.release import Pending, Releases
 from kvloop_router.request import Request
 from kvloop_router.reuse import Option
+from kvloop_router.truth import FirstToken, first_token
+from kvloop_router.truth_sampling import TruthSampling
 
 _UNTOUCHED = frozenset(
     {
@@ -39,11 +41,16 @@ _UNTOUCHED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A prefill leg that succeeded. ``params``: for the decode leg; None where the engine gave none."""
+    """A prefill leg that succeeded, on ``engine``.
 
+    params: for the decode leg; None where the engine gave none. first: None where the leg did not ask for it.
+    """
+
+    engine: Engine | None
     params: Mapping[str, Any] | None
     rendered: Sequence[int] | None
     prompt_tokens: int | None
+    first: FirstToken | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +82,7 @@ class PrefillLegs:
         releases: Releases,
         pairs: Pairs,
         metrics: Metrics,
+        truth_sampling: TruthSampling,
         clock: Callable[[], float],
     ) -> None:
         self._engines = engines
@@ -82,6 +90,7 @@ class PrefillLegs:
         self._releases = releases
         self._pairs = pairs
         self._metrics = metrics
+        self._truth_sampling = truth_sampling
         self._clock = clock
 
     async def run(
@@ -96,14 +105,19 @@ class PrefillLegs:
         rider = self._rider(engine) if option is None and leg.may_release and engine is not None else None
         carried = option.handle if option is not None else rider.rider if rider is not None else None
         body = legs.prefill(
-            leg.request, handle=carried, token_ids=leg.token_ids, salt=leg.salt, ask_token_ids=leg.learning
+            leg.request,
+            handle=carried,
+            token_ids=leg.token_ids,
+            salt=leg.salt,
+            ask_token_ids=leg.learning,
+            ask_logprobs=option is not None and self._truth_sampling.asks(engine, option.kept),
         )
         started = self._clock()
         outcome = "failed"
         try:
             answer = await self._engines.complete(name, leg.request.api, body, leg.headers, seconds=leg.seconds)
             ended(engine)
-            prefilled = _prefilled(name, answer.body)
+            prefilled = _prefilled(name, engine, answer.body)
             outcome = "ok"
         except EngineError as error:
             await self._settle_failure(error, option, rider)
@@ -143,21 +157,23 @@ class PrefillLegs:
         return self._releases.rider(prefill.spec.kv_revision, reachable)
 
 
-def _prefilled(engine: str, body: bytes) -> Prefilled:
+def _prefilled(name: str, engine: Engine | None, body: bytes) -> Prefilled:
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise EngineFailed(engine, "an answer that is not JSON") from error
+        raise EngineFailed(name, "an answer that is not JSON") from error
     if not isinstance(answer, dict):
-        raise EngineFailed(engine, "an answer that is not an object")
+        raise EngineFailed(name, "an answer that is not an object")
     choices = answer.get("choices") or [{}]
     if choices[0].get("finish_reason") == "abort":
-        raise EngineFailed(engine, "draining")
+        raise EngineFailed(name, "draining")
     params = answer.get(legs.PARAMS)
     usage = answer.get("usage")
     counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     return Prefilled(
+        engine=engine,
         params=params if isinstance(params, dict) and params else None,
         rendered=answer.get("prompt_token_ids"),
         prompt_tokens=counted if type(counted) is int else None,
+        first=first_token(answer),
     )

@@ -68,12 +68,15 @@ class Reuse:
         releases: Releases,
         engines: Engines,
         clock: Callable[[], float],
+        epoch: Callable[[], bytes],
     ) -> None:
+        """epoch: that in which what is computed now may be reused; see Scope."""
         self._config = config
         self._store = store
         self._releases = releases
         self._engines = engines
         self._clock = clock
+        self._epoch = epoch
         margin = config.kv_transfer.decoder_kv_blocks_ttl_seconds - config.handle_ttl_seconds
         self._longest = max(config.handle_ttl_seconds, config.kv_transfer.longest_lease_seconds - margin)
 
@@ -181,7 +184,7 @@ class Reuse:
         deadline = since + self._config.handle_ttl_seconds
         prompt = token_ids if token_ids is not None else ended.prompt_token_ids
         await self._notice_restart(decode, handle)
-        reason = self._not_worth_keeping(decode, handle) or self._unprovable(request, decode, handle, prompt)
+        reason = self._not_worth_keeping(decode, scope, handle) or self._unprovable(request, decode, handle, prompt)
         if not reason:
             retained = self._retained(scope, decode, handle, prompt, ended)
             params, blocks = packed(handle)
@@ -223,7 +226,9 @@ class Reuse:
             decode.leases = None
         decode.engine_id = engine_id
 
-    def _not_worth_keeping(self, decode: Engine, handle: KVHandle) -> str:
+    def _not_worth_keeping(self, decode: Engine, scope: Scope, handle: KVHandle) -> str:
+        if scope.epoch != self._epoch():
+            return "wrong_reuse"
         if decode.spec.ending:
             return "engine_ending"
         threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)

@@ -15,11 +15,13 @@ class Scope:
     """All requests whose KV may be shared: of one tenant, one model (or adapter), one salt.
 
     ident: names it without telling anything of it. salt: for ``cache_salt``; None leaves the engine's default.
+    epoch: what is computed in one is not to be reused in the next.
     """
 
     secret: bytes
     ident: bytes
     salt: str | None
+    epoch: bytes = b""
 
     @property
     def history_key(self) -> DigestKey:
@@ -36,13 +38,18 @@ def tenant(secret: bytes, api_key: str | None) -> bytes:
     return _digest(secret, b"tenant", (api_key or "").encode())
 
 
-def scope(secret: bytes, tenant_digest: bytes, model: str, client_salt: str | None, *, set_salt: bool) -> Scope:
-    """The scope of a request. ``set_salt``: replace the client's salt by one that its tenant is part of."""
+def scope(
+    secret: bytes, tenant_digest: bytes, model: str, client_salt: str | None, *, set_salt: bool, epoch: bytes = b""
+) -> Scope:
+    """The scope of a request. ``set_salt``: replace the client's salt by one that its tenant is part of.
+
+    epoch: another one makes all of these salts others, so that nothing of what prefix caches hold is found.
+    """
     own_salt = (client_salt or "").encode("utf-8", "surrogatepass")
-    salt = _digest(secret, b"salt", tenant_digest, own_salt).hex() if set_salt else client_salt
-    return Scope(
-        secret, _digest(secret, b"scope", tenant_digest, model.encode("utf-8", "surrogatepass"), own_salt), salt
-    )
+    parts = (tenant_digest, own_salt, epoch) if epoch else (tenant_digest, own_salt)
+    salt = _digest(secret, b"salt", *parts).hex() if set_salt else client_salt
+    ident = _digest(secret, b"scope", tenant_digest, model.encode("utf-8", "surrogatepass"), own_salt)
+    return Scope(secret, ident, salt, epoch)
 
 
 def _digest(secret: bytes, *parts: bytes) -> bytes:

@@ -32,6 +32,7 @@ from kvloop_router.releasing import Releaser
 from kvloop_router.renewing import Renewer
 from kvloop_router.state import State
 from kvloop_router.store import MemoryStore
+from kvloop_router.truth_sampling import TruthSampling
 from kvloop_router.turn import Turns
 from kvloop_router.turn_log import TurnLog
 
@@ -56,10 +57,12 @@ class Router:
     releases: Releases
     background: Background
     releaser: Releaser
+    truth_sampling: TruthSampling
 
     async def drained(self) -> None:
         """Take no new turns, and wait until the running ones and the legs of clients that left have ended."""
         self.state.draining = True
+        self.truth_sampling.stop()
         await self.state.drained()
         await self.background.idle()
 
@@ -103,6 +106,24 @@ async def serving(
             pairs=pairs.reports,
             handles=lambda: len(store),
             turns=lambda: state.turns,
+            retained_blocks=store.retained_blocks,
+        )
+
+        async def found_wrong(process: str) -> None:
+            # What was computed from it lies in prefix caches under the old salts, is retained by this process, or will
+            # be at the end of the turns that run now.
+            state.salt_epoch = random.randbytes(16)
+            for kept in await store.give_up(process):
+                releases.add(kept, Why.WRONG)
+
+        truth_sampling = TruthSampling(
+            config=config,
+            engines=engines,
+            pairs=pairs,
+            metrics=metrics,
+            background=background,
+            random=random,
+            found_wrong=found_wrong,
         )
         turns = Turns(
             config=config,
@@ -112,9 +133,11 @@ async def serving(
             pairs=pairs,
             templates=Templates(),
             metrics=metrics,
+            truth_sampling=truth_sampling,
             background=background,
             clock=clock,
             random=random,
+            epoch=lambda: state.salt_epoch,
         )
         public = PublicApi(
             config=config,
@@ -168,6 +191,7 @@ async def serving(
             releases=releases,
             background=background,
             releaser=releaser,
+            truth_sampling=truth_sampling,
         )
         yield router
         await router.release_all()

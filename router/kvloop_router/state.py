@@ -9,12 +9,13 @@ from random import Random
 
 
 class State:
-    """Shared by all handlers. ``started``: Unix time."""
+    """Shared by all handlers. ``started``: Unix time. salt_epoch: as in ``scope.scope``."""
 
     def __init__(self, started: float, random: Random) -> None:
         self.started = started
         self.random = random
         self.draining = False
+        self.salt_epoch = b""
         self._turns = 0
         self._idle = asyncio.Event()
         self._idle.set()

@@ -46,6 +46,7 @@ from kvloop_router.request import Request
 from kvloop_router.reuse import Option, Options, Reuse, report_reuse
 from kvloop_router.scope import Scope
 from kvloop_router.tokens import Tokenizer
+from kvloop_router.truth_sampling import TruthSampling, WarmTurn
 from kvloop_router.turn_log import TurnReport
 
 _DECODE_ATTEMPTS = 2
@@ -88,9 +89,11 @@ class Turns:
         pairs: Pairs,
         templates: Templates,
         metrics: Metrics,
+        truth_sampling: TruthSampling,
         background: Background,
         clock: Callable[[], float],
         random: Random,
+        epoch: Callable[[], bytes],
     ) -> None:
         self._config = config
         self._engines = engines
@@ -98,13 +101,20 @@ class Turns:
         self._pairs = pairs
         self._templates = templates
         self._metrics = metrics
+        self._truth_sampling = truth_sampling
         self._background = background
         self._clock = clock
         self._random = random
         self._verified_by_engine = config.kv_transfer.verified_by_engine
-        self._reuse = Reuse(config, store, releases, engines, clock)
+        self._reuse = Reuse(config, store, releases, engines, clock, epoch)
         self._prefill_legs = PrefillLegs(
-            engines=engines, store=store, releases=releases, pairs=pairs, metrics=metrics, clock=clock
+            engines=engines,
+            store=store,
+            releases=releases,
+            pairs=pairs,
+            metrics=metrics,
+            truth_sampling=truth_sampling,
+            clock=clock,
         )
         self._tokenizer = Tokenizer(config, engines, templates, random)
 
@@ -245,11 +255,25 @@ class Turns:
             verdict = report_reuse(turn.report, option, prefilled.params)
             if verdict:
                 self._metrics.verdicts.labels(verdict).inc()
+            self._count_warm(turn, option, prefilled)
         if turn.learning and prefilled.rendered is not None and turn.tokenized is not None:
             self._templates.learn(legs.shape(turn.request), turn.tokenized, prefilled.rendered)
             turn.learning = False
             turn.token_ids = prefilled.rendered
         return prefilled
+
+    def _count_warm(self, turn: Turn, option: Option, prefilled: Prefilled) -> None:
+        if prefilled.engine is None or turn.report.path != "warm" or not turn.report.reused_tokens:
+            return
+        self._truth_sampling.count(
+            WarmTurn(
+                prefill=prefilled.engine,
+                kept=option.kept,
+                request=turn.request,
+                token_ids=self._sent_ids(turn),
+                first=prefilled.first,
+            )
+        )
 
     async def _run_prefill(self, turn: Turn, name: str, option: Option | None, *, may_release: bool) -> Prefilled:
         """Runs to its end whatever becomes of the client."""

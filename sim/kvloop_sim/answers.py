@@ -10,10 +10,16 @@ from kvloop_sim import tokenizer
 from kvloop_sim.protocol import GenerationRequest
 from kvloop_sim.records import Step
 
+Likely = tuple[tuple[int, float], ...]
+"""Tokens with their log-probabilities, the likeliest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one step adds to a choice. ``matched``: a stop string ended it, so that the engine's request is aborted."""
+    """What one step adds to a choice. ``matched``: a stop string ended it, so that the engine's request is aborted.
+
+    likely: for each of ``token_ids`` the log-probabilities there.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -21,6 +27,7 @@ class Delta:
     stop_reason: int | str | None = None
     handle: Mapping[str, Any] | None = None
     matched: bool = False
+    likely: tuple[Likely, ...] = ()
 
 
 class Detokenizer:
@@ -44,8 +51,17 @@ class Detokenizer:
         finish, reason = step.finish, step.stop_token
         matched = self._match(before) if self._tokens > request.min_tokens else None
         if matched is not None:
-            return Delta(self._take(0), (step.token,), "stop", matched, step.handle, matched=step.finish is None)
-        return Delta(self._take(0 if finish else self._held), (step.token,), finish, reason, step.handle)
+            return Delta(
+                self._take(0),
+                (step.token,),
+                "stop",
+                matched,
+                step.handle,
+                matched=step.finish is None,
+                likely=(step.likely,),
+            )
+        text = self._take(0 if finish else self._held)
+        return Delta(text, (step.token,), finish, reason, step.handle, likely=(step.likely,))
 
     def _take(self, held: int) -> str:
         end = max(self._sent, len(self._text) - held)
@@ -72,11 +88,13 @@ class Choice:
     finish: str | None = None
     stop_reason: int | str | None = None
     handle: Mapping[str, Any] | None = None
+    likely: list[Likely] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
         """Append a delta."""
         self.text += delta.text
         self.token_ids += delta.token_ids
+        self.likely += delta.likely
         self.finish = delta.finish or self.finish
         self.stop_reason = delta.stop_reason if delta.finish else self.stop_reason
         self.handle = delta.handle or self.handle
@@ -161,7 +179,7 @@ class AnswerWriter:
             choice: dict[str, Any] = {
                 "index": index,
                 "delta": {"content": delta.text},
-                "logprobs": self._chat_logprobs(delta.token_ids),
+                "logprobs": self._chat_logprobs(delta.token_ids, delta.likely),
                 "finish_reason": delta.finish,
             }
             if delta.finish:
@@ -175,7 +193,7 @@ class AnswerWriter:
             choice = {
                 "index": index,
                 "text": text,
-                "logprobs": self._completion_logprobs(delta.token_ids),
+                "logprobs": self._completion_logprobs(delta.token_ids, delta.likely),
                 "finish_reason": delta.finish,
                 "stop_reason": delta.stop_reason,
                 "prompt_token_ids": list(prompt) if first and request.return_token_ids else None,
@@ -217,7 +235,7 @@ class AnswerWriter:
                 "function_call": None,
                 "reasoning": None,
             },
-            "logprobs": self._chat_logprobs(choice.token_ids),
+            "logprobs": self._chat_logprobs(choice.token_ids, choice.likely),
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
             "token_ids": list(choice.token_ids) if self.request.return_token_ids else None,
@@ -231,7 +249,7 @@ class AnswerWriter:
         return {
             "index": index,
             "text": text,
-            "logprobs": self._completion_logprobs(choice.token_ids),
+            "logprobs": self._completion_logprobs(choice.token_ids, choice.likely),
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
             "token_ids": list(choice.token_ids) if self.request.return_token_ids else None,
@@ -240,27 +258,43 @@ class AnswerWriter:
             "routed_experts": None,
         }
 
-    def _chat_logprobs(self, token_ids: Sequence[int]) -> dict[str, Any] | None:
-        if not self.request.logprobs:
+    def _chat_logprobs(self, token_ids: Sequence[int], likely: Sequence[Likely]) -> dict[str, Any] | None:
+        top = self.request.logprobs
+        if top is None:
             return None
-        # The simulated model is certain of every token.
-        return {
-            "content": [
-                {"token": text, "logprob": 0.0, "bytes": list(text.encode()), "top_logprobs": []}
-                for text in map(tokenizer.token_text, token_ids)
-            ]
-        }
+        content = []
+        for token, there in zip(token_ids, likely, strict=True):
+            chosen = self._chat_logprob(token, dict(there)[token])
+            others = [self._chat_logprob(*each) for each in _top(token, there, top)]
+            content.append({**chosen, "top_logprobs": others[:top]})
+        return {"content": content}
 
-    def _completion_logprobs(self, token_ids: Sequence[int]) -> dict[str, Any] | None:
-        if not self.request.logprobs:
+    def _chat_logprob(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._token_text(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    def _completion_logprobs(self, token_ids: Sequence[int], likely: Sequence[Likely]) -> dict[str, Any] | None:
+        top = self.request.logprobs
+        if top is None:
             return None
-        tokens = [tokenizer.token_text(token) for token in token_ids]
+        tokens = [self._token_text(token) for token in token_ids]
         return {
             "text_offset": [sum(map(len, tokens[:index])) for index in range(len(tokens))],
-            "token_logprobs": [0.0] * len(tokens),
+            "token_logprobs": [dict(there)[token] for token, there in zip(token_ids, likely, strict=True)],
             "tokens": tokens,
-            "top_logprobs": [{token: 0.0} for token in tokens],
+            "top_logprobs": [
+                {self._token_text(other): logprob for other, logprob in _top(token, there, top)}
+                for token, there in zip(token_ids, likely, strict=True)
+            ],
         }
+
+    def _token_text(self, token: int) -> str:
+        return f"token_id:{token}" if self.request.tokens_as_ids else tokenizer.token_text(token)
+
+
+def _top(token: int, likely: Likely, count: int) -> list[tuple[int, float]]:
+    """The one that was chosen, and the ``count`` likeliest, as vLLM gives them."""
+    return list({token: dict(likely)[token], **dict(likely[:count])}.items())
 
 
 def _counts(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 from kvloop_connector.lifecycle import Effect, Event, Lease, State, transition
@@ -45,6 +46,7 @@ class Engine:
         self.dead: str | None = None
         self._compute_free_at = 0.0
         self._seed = generation.kv_seed(settings.model)
+        self._random = Random(settings.model)  # noqa: S311  it is only to look like noise
 
     def submit(
         self,
@@ -133,16 +135,17 @@ class Engine:
             style=self.settings.style,
             child=sampling.child,
         )
+        likely = self._likely(request.attention, token) if sampling.logprobs else ()
         request.tokens.append(token)
         self.counters.generation_tokens += 1
         ended = request.generated > sampling.min_tokens
         if ended and token in sampling.stop_token_ids:
-            return Step(token, "stop", token, self._finish(request, "stop", now))
+            return Step(token, "stop", token, self._finish(request, "stop", now), likely)
         if ended and token == tokenizer.MESSAGE_END and not sampling.ignore_eos:
-            return Step(token, "stop", None, self._finish(request, "stop", now))
+            return Step(token, "stop", None, self._finish(request, "stop", now), likely)
         if request.generated >= sampling.max_tokens:
-            return Step(token, "length", None, self._finish(request, "length", now))
-        return Step(token)
+            return Step(token, "length", None, self._finish(request, "length", now), likely)
+        return Step(token, likely=likely)
 
     def abort(self, request: EngineRequest) -> Location | None:
         """End a request without an answer and free its blocks; whom to tell that its remote blocks are not needed."""
@@ -299,6 +302,11 @@ class Engine:
         self._write(request, tokens)
         self._publish(request)
         return True
+
+    def _likely(self, attention: int, token: int) -> tuple[tuple[int, float], ...]:
+        most = self.settings.logprob_noise
+        errors = [self._random.uniform(-most, most) for _ in range(generation.LIKELY)]
+        return tuple(generation.likely_tokens(attention, token, errors))
 
     def _write(self, request: EngineRequest, tokens: Sequence[int]) -> None:
         size, pool = self.settings.block_size, self.pool

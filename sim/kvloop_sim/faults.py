@@ -16,6 +16,7 @@ class Faults:
     stall_after_chunks, reset_after_chunks: a stream stops, or its connection is reset, after so many chunks;
     ``streams`` says how many streams.
     lose_notifications: completion notifications that are never sent.
+    corrupt_reads: reads by other engines that give something else than what is retained.
     """
 
     fail_requests: int = 0
@@ -24,6 +25,7 @@ class Faults:
     reset_after_chunks: int | None = None
     streams: int = 1
     lose_notifications: int = 0
+    corrupt_reads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,13 @@ class FaultPlan:
         if self.faults.lose_notifications <= 0:
             return False
         self.faults = replace(self.faults, lose_notifications=self.faults.lose_notifications - 1)
+        return True
+
+    def corrupts_read(self) -> bool:
+        """Whether this read gives something else than what is retained."""
+        if self.faults.corrupt_reads <= 0:
+            return False
+        self.faults = replace(self.faults, corrupt_reads=self.faults.corrupt_reads - 1)
         return True
 
     def on_stream(self) -> StreamFault | None:

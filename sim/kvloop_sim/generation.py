@@ -7,6 +7,7 @@ never of its prompt. A request that reads another text's KV therefore continues 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +23,11 @@ _CONSONANTS: Final = b"bcdfghjklmnprstvz"
 _VOWELS: Final = b"aeiou"
 
 REASONING_LIMIT: Final = 1_000_000
+LIKELY: Final = 32
+"""How many tokens have a probability."""
+
+_RANK_FACTOR: Final = 0xD1342543DE82EF95
+_STEEPNESS: Final = 0.25
 
 
 def kv_value(previous: int, token: int) -> int:
@@ -68,15 +74,23 @@ def next_token(attention: int, *, position: int, after: int, may_end: bool, styl
         return tokenizer.THINK_END
     if may_end and style.eos_every and position and not thinking and not fresh and (noise >> 40) % style.eos_every == 0:
         return tokenizer.MESSAGE_END
-    first, vowel, last = noise & 0xFF, noise >> 8 & 0xFF, noise >> 16 & 0xFF
-    word = bytes(
-        (
-            _CONSONANTS[first % len(_CONSONANTS)],
-            _VOWELS[vowel % len(_VOWELS)],
-            _CONSONANTS[last % len(_CONSONANTS)],
-        )
-    )
+    word = _word(noise)
     return tokenizer.pack(word if fresh else b" " + word)
+
+
+def likely_tokens(attention: int, token: int, errors: Iterable[float]) -> list[tuple[int, float]]:
+    """Log-probabilities of ``token``, which was chosen, and of others that might have been, the likeliest first.
+
+    As the tokens themselves they follow from what was attended to. errors: what each is off by, one for each of
+    ``LIKELY`` tokens.
+    """
+    logits = {token: 0.0}
+    for rank in range(1, LIKELY):
+        noise = _mix(attention + rank * _RANK_FACTOR)
+        logits.setdefault(tokenizer.pack(b" " + _word(noise)), -rank * _STEEPNESS - (noise >> 40) % 1000 / 4000)
+    found = {word: logit + error for (word, logit), error in zip(logits.items(), errors, strict=False)}
+    total = math.log(sum(map(math.exp, found.values())))
+    return sorted(((word, logit - total) for word, logit in found.items()), key=lambda each: -each[1])
 
 
 def values_of(tokens: Sequence[int], seed: int) -> list[int]:
@@ -90,6 +104,17 @@ def values_of(tokens: Sequence[int], seed: int) -> list[int]:
 
 
 _LINE_ENDS: Final = frozenset({tokenizer.pack(b"\n")})
+
+
+def _word(noise: int) -> bytes:
+    first, vowel, last = noise & 0xFF, noise >> 8 & 0xFF, noise >> 16 & 0xFF
+    return bytes(
+        (
+            _CONSONANTS[first % len(_CONSONANTS)],
+            _VOWELS[vowel % len(_VOWELS)],
+            _CONSONANTS[last % len(_CONSONANTS)],
+        )
+    )
 
 
 def _mix(state: int) -> int:

@@ -21,6 +21,7 @@ from kvloop_sim.transfer import Compatibility, ConnectorSettings, Policy
 
 DEFAULT_VERSION: Final = "0.33.0"
 DEFAULT_PORT: Final = 8000
+DEFAULT_MAX_LOGPROBS: Final = 20
 
 _CONFIG_FIELDS: Final = frozenset(
     {
@@ -56,6 +57,7 @@ class Options:
     port: int = DEFAULT_PORT
     max_model_len: int = 40960
     shutdown_timeout: float = 0.0
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
     api_key: str = ""
     version: str = DEFAULT_VERSION
     stream_handles: bool = True
@@ -102,6 +104,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         num_blocks=number.whole("num-gpu-blocks-override", 16384),
         max_num_seqs=number.whole("max-num-seqs", 256),
         prefix_caching="no-enable-prefix-caching" not in flags,
+        logprob_noise=number.seconds("sim-logprob-noise", 0.0),
         overshoot=number.whole("sim-overshoot", 0, least=0),
         style=Style(
             eos_every=number.whole("sim-eos-every", 64, least=0),
@@ -123,6 +126,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         port=number.whole("port", DEFAULT_PORT, least=0),
         max_model_len=max_model_len,
         shutdown_timeout=number.seconds("shutdown-timeout", 0.0),
+        max_logprobs=number.whole("max-logprobs", DEFAULT_MAX_LOGPROBS, least=0),
         api_key=flags.get("api-key", environment.get("VLLM_API_KEY", "")),
         version=version,
         stream_handles=release >= (0, 33) or "sim-stream-handles" in flags,

@@ -46,7 +46,10 @@ def internal_error(message: str = "Internal server error") -> ApiError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A validated chat or completion request. ``prompts`` has one entry for a chat."""
+    """A validated chat or completion request. ``prompts`` has one entry for a chat.
+
+    logprobs: how many of the likeliest tokens are told beside each that was chosen; None: not even that one's.
+    """
 
     chat: bool
     model: str
@@ -65,7 +68,8 @@ class GenerationRequest:
     skip_cache: bool
     return_token_ids: bool
     echo: bool
-    logprobs: bool
+    logprobs: int | None
+    tokens_as_ids: bool
     salt: str
     params: Mapping[str, Any] | None
 
@@ -111,7 +115,7 @@ def parse_generation(body: Mapping[str, Any], options: Options, *, chat: bool) -
         raise _bad(f"n must be at least 1, got {n}.", "n")
     if n > 1 and body.get("temperature") == 0:
         raise _bad(f"n must be 1 when using greedy sampling, got {n}.", "n")
-    logprobs = fields.flag("logprobs") if chat else body.get("logprobs") is not None
+    logprobs = _logprobs(fields, options, chat=chat)
     return GenerationRequest(
         chat=chat,
         model=str(body.get("model") or options.served_names[0]),
@@ -127,10 +131,11 @@ def parse_generation(body: Mapping[str, Any], options: Options, *, chat: bool) -
         include_stop=fields.flag("include_stop_str_in_output"),
         ignore_eos=fields.flag("ignore_eos"),
         skip_special_tokens=body.get("skip_special_tokens") is not False,
-        skip_cache=body.get("prompt_logprobs") is not None or (echo and logprobs),
+        skip_cache=body.get("prompt_logprobs") is not None or (echo and logprobs is not None),
         return_token_ids=fields.flag("return_token_ids"),
         echo=echo,
         logprobs=logprobs,
+        tokens_as_ids=fields.flag("return_tokens_as_token_ids"),
         salt=_salt(body.get("cache_salt")),
         params=params,
     )
@@ -228,6 +233,17 @@ def _check_ranges(body: Mapping[str, Any]) -> None:
             raise invalid("Input should be a valid number", f"body.{name}")
         if not (least < value <= most or (closed and value == least)):
             raise _bad(f"{name} must be in {'[' if closed else '('}{least:g}, {most:g}], got {value}.", name)
+
+
+def _logprobs(fields: Fields, options: Options, *, chat: bool) -> int | None:
+    if chat:
+        wanted = (fields.whole("top_logprobs") or 0) if fields.flag("logprobs") else None
+    else:
+        wanted = fields.whole("logprobs")
+    if wanted is not None and wanted > options.max_logprobs:
+        told = f"Requested sample logprobs of {wanted}, which is greater than max allowed: {options.max_logprobs}"
+        raise _bad(told, "logprobs")
+    return wanted
 
 
 def _given_ids(params: dict[str, Any] | None, options: Options) -> list[int] | None:

@@ -17,6 +17,7 @@ from kvloop_sim.transfer import ConnectorSettings, Location, Plan, Start
 class EngineSettings:
     """What an engine is started with.
 
+    logprob_noise: by how much log-probabilities are off at most, each time otherwise; nats.
     overshoot: how many tokens more than computed an answer that ends by a token claims, as asynchronous scheduling
     (1) and speculative decoding (more) do.
     connector: None without ``--kv-transfer-config``.
@@ -27,6 +28,7 @@ class EngineSettings:
     num_blocks: int = 16384
     max_num_seqs: int = 256
     prefix_caching: bool = True
+    logprob_noise: float = 0.0
     overshoot: int = 0
     style: Style = field(default_factory=Style)
     timing: TimingModel = field(default_factory=TimingModel)
@@ -35,7 +37,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """When an answer ends, and what it may read."""
+    """When an answer ends, and what it may read. ``logprobs``: whether its tokens' probabilities are wanted."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -43,6 +45,7 @@ class Sampling:
     ignore_eos: bool = False
     skip_cache: bool = False
     child: int = 0
+    logprobs: bool = False
 
 
 class Phase(StrEnum):
@@ -101,12 +104,16 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One generated token. ``finish`` is vLLM's reason; ``handle`` comes with the last token, if any."""
+    """One generated token. ``finish`` is vLLM's reason; ``handle`` comes with the last token, if any.
+
+    likely: log-probabilities, the likeliest token first; empty where they were not asked for.
+    """
 
     token: int
     finish: str | None = None
     stop_token: int | None = None
     handle: dict[str, Any] | None = None
+    likely: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)

@@ -274,6 +274,7 @@ class Server:
             ignore_eos=request.ignore_eos,
             skip_cache=request.skip_cache,
             child=child,
+            logprobs=request.logprobs is not None,
         )
         detokenizer = Detokenizer(request)
         steps = self._driver.generate(request_id, prompt, sampling, params=request.params, salt=request.salt)

@@ -178,10 +178,11 @@ def test_no_more_is_retained_than_the_share_allows(pair: Pair, legs: Legs) -> No
     answers: list[Answer] = []
     while not answers or answers[-1].params is not None:
         assert len(answers) < 100, "it retains whatever comes"
-        answers.append(legs.cold(pair.prefill, decode, story(f"idle conversation {len(answers)}", words=600)))
+        answers.append(legs.cold(pair.prefill, decode, story(f"idle conversation {len(answers)}")))
         if answers[-1].params is not None:
             renewed(decode, answers[-1], seconds=600)
 
+    assert len(answers) > 1
     # What it does not retain is freed at once.
     assert wait_until(lambda: 0 < decode.metrics().kv_usage <= RETAINED_SHARE)
     released(legs, decode, *answers[:-1])

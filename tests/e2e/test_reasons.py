@@ -14,6 +14,7 @@ import pytest
 
 from kvloop_operator import names
 from kvloop_operator.status import ConditionType, Reason
+from kvloop_router.truth import FIRST_TURNS
 from tests.cluster.cluster import Cluster
 from tests.cluster.kubectl import Kubectl
 from tests.harness.deployment import Deployment, spec
@@ -31,6 +32,8 @@ NO_SECRET: Final = "not-there"
 
 # Every request fails until somebody orders otherwise, and an engine that has died stays to be looked at.
 _AILING: Final = ["--sim-faults", json.dumps({"fail_requests": 1_000_000}), "--sim-dead-seconds", "3600"]
+# Prefill engines read something else than what this one retains, and it is counted as moved.
+_CORRUPT: Final = ["--sim-faults", json.dumps({"corrupt_reads": 1_000_000})]
 _SLOW: Final = {"prefill_base": 2.0, "transfer_bytes_per_second": 20e6}
 
 
@@ -63,6 +66,7 @@ def _specs(image: str) -> dict[str, dict[str, Any]]:
         # What one role alone gets is not part of the KV revision: only the canary finds out that they differ.
         "unmatched": {"router__canary__enabled": False, "prefill__args": ["--sim-version=0.32.0"]},
         "pairs": {"decode__replicas": 2, "decode__args": _AILING},
+        "corrupt": {"engine__args": ["--sim-time-scale=0"], "decode__args": _CORRUPT},
         "living": {"rollout__maxSurge": 1},
     }
     return {name: _changed(spec(image), **change) for name, change in changes.items()}
@@ -112,6 +116,21 @@ def test_kv_moves_in_one_pair_and_not_in_another(told: Told, deployed: Callable[
     pairs.says(ConditionType.DEGRADED, "True", Reason.PAIR_FAILED, *named)
     pairs.says(ConditionType.READY, "True", Reason.SERVING, "2 decode")
     _heal(deployment, "pairs-decode-1")
+
+
+@pytest.mark.produces(Reason.SERVING, Reason.WRONG_REUSE)
+def test_what_prefill_reads_is_not_what_decode_retained(told: Told, deployed: Callable[[str], Deployment]) -> None:
+    corrupt, deployment = told.of("corrupt"), deployed("corrupt")
+    corrupt.says(ConditionType.READY, "True", Reason.SERVING)
+    history = [{"role": "user", "content": "a question that is long enough to be worth a pull. " * 30}]
+    for _ in range(FIRST_TURNS + 30):
+        answer = deployment.chat(history, max_tokens=80, ignore_eos=True).json["choices"][0]["message"]["content"]
+        history += [{"role": "assistant", "content": answer}, {"role": "user", "content": "go on"}]
+        if [pair["verdict"] for pair in deployment.admin("pairs")] == ["wrong"]:
+            break
+    words = "between corrupt-prefill-0 and corrupt-decode-0 was wrong", "delete both pods"
+    corrupt.is_stalled_by(Reason.WRONG_REUSE, *words)
+    corrupt.says(ConditionType.KV_TRANSFER_VERIFIED, "False", Reason.WRONG_REUSE, *words)
 
 
 @pytest.mark.produces(Reason.CANARY_DISABLED)

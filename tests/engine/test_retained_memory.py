@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from kvloop_connector.settings import Role
-from tests.contract.legs import BLOCK, COMPLETIONS, Answer, Legs, answer_of, fresh_salt, ids_of, ids_request
+from kvloop_connector.lease_requests import RELEASE_PATH
+from tests.contract.legs import (
+    BLOCK,
+    COMPLETIONS,
+    Answer,
+    Legs,
+    answer_of,
+    fresh_salt,
+    holds_nothing,
+    ids_of,
+    ids_request,
+)
+from tests.contract.test_leases import outcomes
 from tests.harness import client
-from tests.harness.engines import Engine, Engines, EngineSpec, start_beside, wait_until
-from tests.harness.fixtures import REAL_ENGINES
+from tests.harness.engines import Engine, Engines, start_beside, wait_until
+from tests.harness.fixtures import KVLOOP_SPECS, REAL_ENGINES, RETAINED_SHARE
 
-pytestmark = REAL_ENGINES
+pytestmark = list(REAL_ENGINES)
 
-SHARE = 0.3
 CONVERSATIONS = 100
 SHORT = BLOCK + 8
 """Tokens of a prompt that, with its answer, takes two blocks: all of them together most of an engine's."""
@@ -29,20 +41,21 @@ SIDE_BY_SIDE = 8
 
 @pytest.fixture(scope="module")
 def capped(vllm_kvloop_engines: Engines) -> Iterator[Engine]:
-    """A decode engine that keeps to a share of its memory for what it retains."""
-    spec = EngineSpec(role=Role.DECODE, transfer_config={"kvloop_retained_share_limit": SHARE})
+    """A decode engine that keeps to a share of its memory for what it retains, for as long as those that do not."""
+    spec = replace(KVLOOP_SPECS[2], transfer_config={"kvloop_retained_share_limit": RETAINED_SHARE})
     with start_beside(vllm_kvloop_engines, [spec]) as more:
         yield more.decode[0]
 
 
 @pytest.fixture
 def legs() -> Iterator[Legs]:
-    """Sends legs; in the end nothing is retained."""
+    """Sends legs; in the end decode is told by name what it need not retain, and retains nothing."""
     made = Legs()
     yield made
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        list(pool.map(lambda left: made.release(left[1], left[0]), list(made.issued.values())))
-    made.settle()
+    for decode in {decode for _, _, decode in made.issued.values()}:
+        names = [name for name, (_, _, issuer) in made.issued.items() if issuer is decode]
+        assert client.post(decode.url + RELEASE_PATH, {"remote_request_ids": names}).status == 200
+        assert wait_until(partial(holds_nothing, decode))
 
 
 def test_with_a_cap_a_new_long_request_waits_for_nobody(
@@ -50,17 +63,18 @@ def test_with_a_cap_a_new_long_request_waits_for_nobody(
 ) -> None:
     prefill = vllm_kvloop_engines.prefill[0]
     answers = idle_conversations(legs, prefill, capped)
-    retained = capped.metrics()
-    assert SHARE - 0.05 < retained.kv_usage <= SHARE
+    assert wait_until(lambda: RETAINED_SHARE - 0.05 < capped.metrics().kv_usage <= RETAINED_SHARE)
+    retained = capped.metrics().kv_usage
     assert 0 < len(legs.issued) < len(answers), "what would pass the cap has no handle"
 
     prompt = ids_of(prefill, "a new long request", LONG)
     answer = legs.complete(prefill, capped, prompt, salt=fresh_salt())
 
     assert answer.params is None
-    assert wait_until(lambda: capped.metrics().kv_usage == retained.kv_usage), "what is retained is retained still"
+    assert wait_until(lambda: capped.metrics().kv_usage == retained), "what is retained is retained still"
     assert capped.metrics().expired == 0
-    assert answer.answer_ids == legs.complete(prefill, capped, prompt, salt=fresh_salt()).answer_ids
+    elsewhere = legs.complete(prefill, vllm_kvloop_engines.decode[0], prompt, salt=fresh_salt())
+    assert answer.answer_ids == elsewhere.answer_ids
 
 
 def test_without_one_it_waits_for_memory_until_handles_are_released(vllm_kvloop_engines: Engines, legs: Legs) -> None:
@@ -68,21 +82,20 @@ def test_without_one_it_waits_for_memory_until_handles_are_released(vllm_kvloop_
     before = decode.metrics()
     answers = idle_conversations(legs, prefill, decode)
     assert len(legs.issued) == len(answers)
-    assert decode.metrics().kv_usage > 2 * SHARE
+    assert decode.metrics().kv_usage > 2 * RETAINED_SHARE
 
     prompt, salt = ids_of(prefill, "a new long request", LONG), fresh_salt()
     of_prefill = legs.prefill_ids(prefill, prompt, salt=salt)
     body = ids_request(prompt, salt, return_token_ids=True, kv_transfer_params=of_prefill)
     with client.sent(decode.url + COMPLETIONS, body) as reply:
         assert wait_until(lambda: decode.metrics().waiting_for_memory == 1)
-        legs.release(prefill, answers[0].handle)
+        assert outcomes(decode, RELEASE_PATH, answers[0]) == ["released"]
         assert wait_until(lambda: (decode.metrics() - before).kv_usage < (CONVERSATIONS - 0.5) * OF_ONE)
         assert decode.metrics().waiting_for_memory == 1, "two blocks are not enough"
-        with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-            list(pool.map(lambda answer: legs.release(prefill, answer.handle), answers[1 : CONVERSATIONS // 2]))
+        assert set(outcomes(decode, RELEASE_PATH, *answers[1 : CONVERSATIONS // 2])) == {"released"}
         answer = legs.account(answer_of([reply().json]), prefill, decode)
 
-    assert (decode.metrics() - before).expired == 0
+    assert set(outcomes(decode, RELEASE_PATH, *answers[CONVERSATIONS // 2 :])) == {"released"}
     assert answer.answer_ids == legs.complete(prefill, decode, prompt, salt=fresh_salt()).answer_ids
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvloop_connector.handle import to_ranges
 from kvloop_connector.settings import Connector
+from kvloop_router.store import MemoryStore
 from tests.contract.legs import ANSWER_TOKENS, BLOCK, SAMPLING, Legs, Messages, fresh_salt, holds_nothing, tokenize
 from tests.harness.engines import Engine, Engines, Kind, wait_until
 from tests.harness.fixtures import REAL_ENGINES
@@ -22,6 +24,9 @@ pytestmark = [*REAL_ENGINES]
 
 VLLM_0_32 = {"promptTokenIds": True, "streamHandles": True, "multiGroupReuse": True}
 WORK = " ".join(["The agent reads the ticket, looks at the code and runs the tests."] * 12)
+LOOKING: dict[str, Any] = {"everyNthWarmTurn": 1, "leastToleranceNats": 0.01}
+"""In float32 nothing is off by as much, and the tiny model finds many tokens nearly as likely as one another."""
+
 MORE = " ".join(["Now look at the second file and say what it does."] * 3)
 
 
@@ -58,6 +63,17 @@ class Conversation:
         self.contents.append(got.content)
         after = await self.counted()
         return got, after - before
+
+    async def settled(self) -> None:
+        """Until nothing is computed anew any more."""
+        assert self.router.router is not None
+        await self.router.router.background.idle()
+
+    async def samples(self) -> dict[str, int]:
+        """What came of the turns that were looked at, and how often."""
+        lines = (await self.router.get("/metrics")).text.splitlines()
+        found = [line.split('"') for line in lines if line.startswith("kvloop_router_truth_samples_total{")]
+        return {outcome: int(float(rest.split()[1])) for _, outcome, rest in found}
 
     async def move_to(self, prefill: Engine) -> None:
         """Let the router have this prefill engine only."""
@@ -205,6 +221,62 @@ async def test_read_that_the_engine_declines_is_made_good_by_a_cold_leg(engines:
             assert counted.expired == 1
         assert counted.computed >= await talk.prompt_tokens()
         assert got.content == await talk.cold_text()
+
+
+async def test_honest_reuse_is_looked_at_and_agrees(engines: Engines, tmp_path: Path) -> None:
+    async with conversing(
+        tmp_path, engines, prefills=[engines.prefill[0]], decode=engines.decode[0], truthSampling=LOOKING
+    ) as talk:
+        for user in [talk.prompt, MORE, MORE, MORE, "And the last?"]:
+            got, _ = await talk.turn(user)
+            await talk.settled()
+            assert got.content == await talk.cold_text()
+
+        assert await talk.samples() == {"calibrated": 1, "agrees": 3}
+        # What was computed anew retains nothing.
+        assert await asyncio.to_thread(wait_until, lambda: holds_nothing(engines.prefill[0]))
+
+
+async def test_wrong_reuse_of_stock_engines_is_found_and_stops(vllm_engines: Engines, tmp_path: Path) -> None:
+    engines, decode = vllm_engines, vllm_engines.decode[0]
+    first, second = engines.prefill
+    async with conversing(tmp_path, engines, prefills=[first], decode=decode, truthSampling=LOOKING) as talk:
+        router = talk.router.router
+        assert router is not None
+        honest, longer = (
+            Conversation(talk.router, engines, [first], decode, f"conversation-{fresh_salt()}", []) for _ in range(2)
+        )
+        await talk.turn(talk.prompt)
+        await honest.turn(honest.prompt)
+        await longer.turn(f"{longer.prompt} {MORE}")
+        await talk.move_to(second)
+        honest.prefills = [second]
+        got, _ = await honest.turn(MORE)
+        await talk.settled()
+        assert (got.path, await talk.samples()) == ("warm", {"calibrated": 1})
+
+        read_blocks_of(router.store, reader=talk.name, read=longer.name)
+        wrong, counted = await talk.turn(MORE)
+        await talk.settled()
+
+        assert (wrong.path, counted.reads) == ("warm", 1)
+        assert await talk.samples() == {"calibrated": 1, "mismatch": 1}
+        verdicts = [report.verdict.value for report in router.pairs.reports()]
+        assert verdicts == ["wrong"]
+
+        talk.contents[-1] = await talk.cold_text()
+        assert talk.contents[-1] != wrong.content
+        got, counted = await talk.turn("And the last?")
+        assert (got.path, counted.reads) == ("cold", 0)
+        assert got.content == await talk.cold_text()
+
+
+def read_blocks_of(store: MemoryStore, *, reader: str, read: str) -> None:
+    """Have the handle of one conversation name the blocks of another."""
+    entries = {entry.kept.conversation: entry for entry in store._entries.values()}
+    handle, others = entries[reader].kept.handle, entries[read].kept.handle
+    blocks = others.block_ids[0][: len(handle.block_ids[0])]
+    entries[reader].kept = replace(entries[reader].kept, blocks=(to_ranges(blocks),))
 
 
 async def test_canary_sees_kv_move_both_ways_between_each_pair(engines: Engines, tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ class EngineSpec:
     transfer_config: merged into ``kv_connector_extra_config`` unchecked, for settings that no deployment may have,
         such as a retention of a few seconds.
     kv_blocks: size of the KV cache; few, so that freed blocks are soon used again.
+    transfers: False for an engine that exchanges KV with nobody, as a reference for those that do.
     """
 
     role: Role
@@ -82,6 +83,7 @@ class EngineSpec:
     prefix_caching: bool = True
     max_model_len: int = 4096
     kv_blocks: int = 256
+    transfers: bool = True
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -241,11 +243,16 @@ class Engines:
 
     @property
     def prefill(self) -> list[Engine]:
-        return [engine for engine in self.all if engine.role is Role.PREFILL]
+        return [engine for engine in self.transferring if engine.role is Role.PREFILL]
 
     @property
     def decode(self) -> list[Engine]:
-        return [engine for engine in self.all if engine.role is Role.DECODE]
+        return [engine for engine in self.transferring if engine.role is Role.DECODE]
+
+    @property
+    def transferring(self) -> list[Engine]:
+        """All that exchange KV."""
+        return [engine for engine in self.all if engine.spec.transfers]
 
     def as_discovery_file(self, revision: str = KV_REVISION) -> list[dict[str, str]]:
         """The engines as the router's static discovery lists them."""
@@ -258,7 +265,7 @@ class Engines:
                 "kvRevision": revision,
                 "zone": "",
             }
-            for engine in self.all
+            for engine in self.transferring
         ]
 
 
@@ -286,9 +293,9 @@ def _engines(kind: Kind, directory: Path, specs: Sequence[EngineSpec], count: di
     """Engines that do not run yet. count: how many there are of each role, counted on."""
     engines: list[Engine] = []
     for spec in specs:
-        name = f"{kind}-{spec.role}-{count[spec.role]}"
+        name = f"{kind}-{spec.role}-{count[spec.role]}" if spec.transfers else f"{kind}-alone"
         engines.append(Engine(kind, name, spec, directory=directory, model=directory / "model"))
-        count[spec.role] += 1
+        count[spec.role] += spec.transfers
     return engines
 
 
@@ -355,8 +362,8 @@ def _arguments(kind: Kind, spec: EngineSpec, host: str, key_file: Path) -> list[
         *("--num-gpu-blocks-override", str(spec.kv_blocks)),
         "--enable-prefix-caching" if spec.prefix_caching else "--no-enable-prefix-caching",
         *(["--no-async-scheduling"] if spec.role is Role.PREFILL else []),
-        *(VERIFIED_ARGUMENTS if kind.verifies else ()),
-        *("--kv-transfer-config", json.dumps(config)),
+        *(VERIFIED_ARGUMENTS if kind.verifies and spec.transfers else ()),
+        *(("--kv-transfer-config", json.dumps(config)) if spec.transfers else ()),
         *spec.arguments,
     ]
 

@@ -29,7 +29,6 @@ class EngineMetrics:
     waiting: float
     waiting_for_memory: float
     waiting_for_transfer: float
-    aborted: float
     kv_usage: float
 
     def __sub__(self, earlier: EngineMetrics) -> EngineMetrics:
@@ -58,7 +57,6 @@ _SAMPLES: dict[str, tuple[str, Callable[[dict[str, str]], bool]]] = {
     "waiting": ("vllm:num_requests_waiting", lambda _: True),
     "waiting_for_memory": (_WAITING, lambda labels: labels.get("reason") == "capacity"),
     "waiting_for_transfer": (_WAITING, lambda labels: labels.get("reason") == "deferred"),
-    "aborted": ("vllm:request_success_total", lambda labels: labels.get("finished_reason") == "abort"),
     "kv_usage": ("vllm:kv_cache_usage_perc", lambda _: True),
 }
 

@@ -47,9 +47,11 @@ class ScriptedEngine:
     cached_tokens: what prefill says it did not compute; None: all that it was given to pull.
     verdict: with KvloopConnector, what prefill says of a handle that it is given; "" without.
     counts: whether its counter of bytes moves.
+    likely: the log-probabilities of the first token that it tells where it is asked, to each leg those of the next,
+        the last ones for ever; where there are none it tells nothing.
     leases: the status with which it answers to releases and renewals by name; 200: it does what it is asked.
     renewed_by: by how much it then moves deadlines. not_held: the request ids of which it retains nothing.
-    leases_wait: answers to them wait for it.
+    leases_wait: answers to them wait for it. leased: what of the kind it was asked; first, whether it knows it at all.
     left: set when a client closed its connection before the answer's end.
     """
 
@@ -65,12 +67,14 @@ class ScriptedEngine:
     verdict: str = ""
     renders_otherwise: bool = False
     counts: bool = True
+    likely: list[Mapping[str, float]] = field(default_factory=list)
     leases: int = 404
     renewed_by: float = 100.0
     not_held: set[str] = field(default_factory=set)
     leases_wait: asyncio.Event | None = None
     script: list[Step] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
+    leased: list[Asked] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     finished: asyncio.Event = field(default_factory=asyncio.Event)
@@ -89,12 +93,7 @@ class ScriptedEngine:
     @property
     def legs(self) -> list[Asked]:
         """The generation requests, in order, but for those that only release a handle."""
-        return [asked for asked in self.asked if asked.path in _GENERATES and not _fills(asked)]
-
-    @property
-    def leased(self) -> list[Asked]:
-        """The releases and renewals by name, the first of which asks whether there are such."""
-        return [asked for asked in self.asked if asked.path in (RELEASE_PATH, RENEW_PATH)]
+        return [asked for asked in self.asked if asked.path.startswith("/v1/") and not _fills(asked)]
 
     @property
     def fillers(self) -> list[Asked]:
@@ -302,6 +301,8 @@ def _answer(engine: ScriptedEngine, path: str, body: dict[str, Any]) -> dict[str
         choice["message"] = {"role": "assistant", "content": ANSWER}
     else:
         choice["text"] = ANSWER + END
+    if body.get("logprobs") and engine.likely:
+        choice["logprobs"] = _logprobs(engine.likely.pop(0) if engine.likely[1:] else engine.likely[0], body)
     usage = {"prompt_tokens": len(ids), "completion_tokens": len(answer_ids)}
     answer: dict[str, Any] = {"id": "answer", "choices": [{**choice, **_ids(asked, answer_ids)}], "usage": usage}
     if asked and "messages" in body:
@@ -320,6 +321,12 @@ def _answer(engine: ScriptedEngine, path: str, body: dict[str, Any]) -> dict[str
     elif params:
         answer["kv_transfer_params"] = handle(engine, len(ids) + len(answer_ids) - 1)
     return answer
+
+
+def _logprobs(likely: Mapping[str, float], body: Mapping[str, Any]) -> dict[str, Any]:
+    if "messages" not in body:
+        return {"top_logprobs": [dict(likely)]}
+    return {"content": [{"top_logprobs": [{"token": word, "logprob": value} for word, value in likely.items()]}]}
 
 
 def _prompt_ids(engine: ScriptedEngine, body: dict[str, Any]) -> list[int]:
@@ -368,7 +375,7 @@ def _application(engine: ScriptedEngine) -> web.Application:
 
     async def lease(request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
-        engine.asked.append(Asked(request.path, body, request.headers))
+        engine.leased.append(Asked(request.path, body, request.headers))
         if engine.leases_wait is not None:
             await engine.leases_wait.wait()
         status = 400 if engine.leases == 200 and not body else engine.leases

@@ -128,10 +128,10 @@ def _lack(view: View, told: Verdict) -> Told | None:
     if view.transfer.slow:
         return Told(Reason.SLOW_TRANSPORT, view.transfer.slow)
     if (
-        view.transfer.reason is Reason.TRANSFER_FAILED
+        view.transfer.reason in (Reason.TRANSFER_FAILED, Reason.WRONG_REUSE)
         and view.transfer.verified_revision == view.situation.wanted_revision
     ):
-        return Told(Reason.TRANSFER_FAILED, f"it served before: {view.transfer.message}")
+        return Told(view.transfer.reason, f"it served before: {view.transfer.message}")
     return None
 
 

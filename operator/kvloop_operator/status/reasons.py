@@ -57,6 +57,7 @@ class Reason(StrEnum):
     VERIFYING_KV_TRANSFER = "VerifyingKVTransfer"
     VERIFIED = "Verified"
     TRANSFER_FAILED = "TransferFailed"
+    WRONG_REUSE = "WrongReuse"
     SLOW_TRANSPORT = "SlowTransport"
     CANARY_DISABLED = "CanaryDisabled"
 

@@ -1,12 +1,12 @@
-"""Whether KV moves between the engines, by the routers' canaries.
+"""Whether KV moves between the engines, by the routers' canaries, and whether it is the right one.
 
 Latched: once KV has been seen to move at a KV revision, an engine that is restarted takes nothing away, until its own
-canary fails.
+canary fails. One pair that reuses wrong KV does, whatever others do: nobody can tell which answers it has spoilt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from kvloop_operator.api.v1alpha1.status import ConditionStatus
@@ -26,7 +26,7 @@ slowest EFA interface exceeds a hundred times. Never measured on EFA."""
 FAILED_ATTEMPTS = 3
 """Canaries that have to fail before a retry is no longer expected to help; they come after 5, 10 and 20 s."""
 
-_KEPT = frozenset({Reason.VERIFIED, Reason.SLOW_TRANSPORT, Reason.TRANSFER_FAILED})
+_KEPT = frozenset({Reason.VERIFIED, Reason.SLOW_TRANSPORT, Reason.TRANSFER_FAILED, Reason.WRONG_REUSE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,9 @@ class Transfer:
 def judge(situation: Situation, roles: Sequence[Engines], router: Group) -> Transfer:
     """The verdict on the pairs of the engines that are there now."""
     revision, latched = situation.wanted_revision, text(situation.previous, "kvTransfer", "verifiedRevision")
+    wrong = _wrong_pairs(situation, roles)
+    if wrong:
+        return _wrong(wrong, latched)
     known = _current_pairs(situation, roles)
     verified = [pair for pair in known if pair.verdict is Verdict.VERIFIED]
     failed = [pair for pair in known if pair.verdict is Verdict.FAILED]
@@ -72,13 +75,36 @@ def judge(situation: Situation, roles: Sequence[Engines], router: Group) -> Tran
 def _current_pairs(situation: Situation, roles: Sequence[Engines]) -> list[PairReport]:
     """Those that serve; where none does, those that may again."""
     serving = [{pod.uid for pod in role.living if pod.ready} for role in roles]
-    uids = set().union(*serving) if all(serving) else {pod.uid for role in roles for pod in role.living}
+    return _pairs_of(situation, set().union(*serving) if all(serving) else _living(roles))
+
+
+def _wrong_pairs(situation: Situation, roles: Sequence[Engines]) -> list[PairReport]:
+    """Those that reuse wrong KV, whether or not they are ready at this moment."""
+    return [pair for pair in _pairs_of(situation, _living(roles)) if pair.verdict is Verdict.WRONG]
+
+
+def _living(roles: Sequence[Engines]) -> set[str]:
+    return {pod.uid for role in roles for pod in role.living}
+
+
+def _pairs_of(situation: Situation, uids: Set[str]) -> list[PairReport]:
     pairs = [
         pair
         for (prefill, decode), pair in situation.pairs.items()
         if prefill in uids and decode in uids and pair.kv_revision == situation.wanted_revision
     ]
     return sorted(pairs, key=lambda pair: (pair.prefill, pair.decode))
+
+
+def _wrong(wrong: list[PairReport], latched: str) -> Transfer:
+    first = wrong[0]
+    others = f" and in {len(wrong) - 1} more pairs" if len(wrong) > 1 else ""
+    message = (
+        f"what was reused between {first.prefill} and {first.decode}{others} was wrong: {first.detail}; nothing is"
+        " reused there any more, but answers until then may be wrong, and what was computed from it lies in the"
+        " engines' prefix caches: delete both pods"
+    )
+    return Transfer(ConditionStatus.FALSE, Reason.WRONG_REUSE, message, latched, grave=True)
 
 
 def _verified(situation: Situation, verified: list[PairReport], failed: list[PairReport]) -> Transfer:
@@ -108,7 +134,7 @@ def _kept(situation: Situation, latched: str, *, any_known: bool) -> Transfer | 
     reason, status = text(previous, "reason"), text(previous, "status")
     if reason not in _KEPT or status not in set(ConditionStatus):
         return None
-    failed_before = reason == Reason.TRANSFER_FAILED
+    failed_before = reason in (Reason.TRANSFER_FAILED, Reason.WRONG_REUSE)
     of_this_revision = text(situation.previous, "decode", "revision") == situation.wanted_revision
     if latched != situation.wanted_revision and not (failed_before and of_this_revision and not any_known):
         return None

@@ -64,13 +64,14 @@ _P, _D = _pod("p", "prefill"), _pod("d", "decode")
         ([_P, _D], None, True),
         ([_P, _D], Verdict.UNKNOWN, True),
         ([_P, _D], Verdict.FAILED, True),
+        ([_P, _D], Verdict.WRONG, True),
         ([_P, _D], Verdict.VERIFIED, False),
         ([_P], None, False),
         ([_P, _pod("d", "decode", revision="r2")], None, False),
         ([_P, _pod("d", "decode", ready=False)], None, False),
         ([_P, _pod("d", "decode", going=True)], None, False),
     ],
-    ids=["new", "unknown", "failed", "verified", "alone", "other-revision", "not-ready", "going"],
+    ids=["new", "unknown", "failed", "wrong", "verified", "alone", "other-revision", "not-ready", "going"],
 )
 def test_a_pair_is_asked_about_until_it_is_verified(pods: list[Object], known: Verdict | None, expected: bool) -> None:
     reports = {} if known is None else {("uid-p", "uid-d"): _pair(known)}

@@ -174,6 +174,7 @@ def test_only_pods_that_drain_are_reported() -> None:
         ((Verdict.UNKNOWN, Verdict.VERIFIED), Verdict.UNKNOWN),
         ((Verdict.FAILED, Verdict.UNKNOWN, Verdict.VERIFIED), Verdict.FAILED),
         ((Verdict.VERIFIED, Verdict.FAILED), Verdict.FAILED),
+        ((Verdict.FAILED, Verdict.WRONG, Verdict.VERIFIED), Verdict.WRONG),
     ],
 )
 def test_the_worst_verdict_on_a_pair_counts(verdicts: tuple[Verdict, ...], worst: Verdict) -> None:

@@ -139,6 +139,13 @@ def pair_failed() -> Scene:
     return replace(shown, pairs={**shown.pairs, bad.key: replace(bad, verdict=Verdict.FAILED, detail="no KV moved")})
 
 
+def pair_wrong() -> Scene:
+    shown = pair_failed()
+    (bad,) = [pair for pair in shown.pairs.values() if pair.verdict is Verdict.FAILED]
+    wrong = replace(bad, verdict=Verdict.WRONG, detail="2.10 nats apart")
+    return replace(shown, pairs={**shown.pairs, bad.key: wrong})
+
+
 def pair_left() -> Scene:
     shown = pair_failed()
     return shown.with_pods(shown.engine("decode", 0, running(ready=False), ready_since=NOW - 10))
@@ -774,6 +781,35 @@ ROWS = (
         words=("between demo-prefill-0 and demo-decode-1",),
     ),
     Row(
+        "what one pair reuses is wrong",
+        pair_wrong,
+        "False WrongReuse",
+        stalled="WrongReuse",
+        others={"KVTransferVerified": "False WrongReuse", "Degraded": "False AsExpected"},
+        words=("between demo-prefill-0 and demo-decode-1 was wrong: 2.10 nats apart", "delete both pods"),
+    ),
+    Row(
+        "what one pair reuses is wrong, after all of it served",
+        lambda: after_serving(pair_wrong()),
+        "False WrongReuse",
+        stalled="WrongReuse",
+        others={"KVTransferVerified": "False WrongReuse", "Degraded": "True WrongReuse"},
+    ),
+    Row(
+        "what a pair reuses is wrong, one of which is not ready at the moment",
+        lambda: after_serving(
+            (shown := pair_wrong()).with_pods(shown.engine("decode", 1, running(ready=False), ready_since=NOW - 10))
+        ),
+        "False WrongReuse",
+        stalled="WrongReuse",
+    ),
+    Row(
+        "what a pair reuses is wrong, and there is no canary",
+        lambda: scene(router__canary__enabled=False).verified(Verdict.WRONG),
+        "False WrongReuse",
+        stalled="WrongReuse",
+    ),
+    Row(
         "KV moves slowly",
         lambda: slow(scene()),
         "True Serving",
@@ -943,6 +979,7 @@ def test_pairs_of_another_revision_or_of_pods_that_are_gone_prove_nothing() -> N
     [
         (lambda: slow(scene()), ("True", "SlowTransport")),
         (lambda: scene().verified(Verdict.FAILED, attempts=FAILED_ATTEMPTS), ("False", "TransferFailed")),
+        (lambda: after_serving(scene().verified(Verdict.WRONG)), ("False", "WrongReuse")),
         (scene, ("True", "Verified")),
     ],
 )
@@ -963,6 +1000,17 @@ def test_an_engine_that_was_restarted_takes_nothing_away() -> None:
     assert conditions(status)["Ready"] == ("True", "Serving")
     failed = after_serving(shown.with_pods(restarted)).verified(Verdict.FAILED, attempts=FAILED_ATTEMPTS)
     assert conditions(said(failed))["Ready"] == ("False", "TransferFailed")
+
+
+def test_wrong_reuse_is_over_with_the_engines_that_it_was_between() -> None:
+    shown = after_serving(scene()).verified(Verdict.WRONG)
+    status = said(shown)
+    assert conditions(status)["Ready"] == ("False", "WrongReuse")
+    restarted = shown.engine("decode", 0)
+    restarted["metadata"]["uid"] = "another"
+    unknown = replace(shown.with_pods(restarted), previous=status)
+    assert conditions(said(unknown))["Ready"] == ("False", "WrongReuse")
+    assert conditions(said(unknown.verified()))["Ready"] == ("True", "Serving")
 
 
 def test_where_kv_goes_one_way_only_that_is_said() -> None:

@@ -33,6 +33,20 @@ async def test_a_service_that_fails_is_logged_and_runs_anew(
     assert caplog.messages == ["health checks ended by an error"] * 2
 
 
+async def test_work_that_nobody_waits_for_is_owned_until_its_end_and_its_failure_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work() -> None:
+        raise RuntimeError("a defect")
+
+    owner = Background()
+    with caplog.at_level(logging.ERROR):
+        owner.start(work(), "truth sampling")
+        assert owner.working == 1
+        await owner.idle()
+    assert caplog.messages == ["truth sampling ended by an error"]
+
+
 async def test_work_goes_on_when_whoever_waits_for_it_leaves() -> None:
     owner, begun, end = Background(), asyncio.Event(), asyncio.Event()
     ended = []

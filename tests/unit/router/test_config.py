@@ -32,6 +32,7 @@ COMPLETE: dict[str, Any] = {
     "timeouts": {"connectSeconds": 5, "prefillSeconds": 600, "drainSeconds": 600},
     "handleStore": {"kind": "memory", "maxHandles": 20000},
     "canary": {"enabled": True},
+    "truthSampling": {"everyNthWarmTurn": 1000, "leastToleranceNats": 0.5},
     "reuse": True,
     "apiKeysFile": None,
 }
@@ -68,6 +69,7 @@ def test_what_has_a_default_can_be_left_out() -> None:
     assert config.handle_ttl_seconds == 450
     assert config.handle_store.max_handles == 20_000
     assert config.reuse
+    assert config.truth_sampling.every_nth_warm_turn == 1000
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,8 @@ def test_what_has_a_default_can_be_left_out() -> None:
         pytest.param("handleStore.kind", "valkey", "handleStore.kind", id="an unknown kind of store"),
         pytest.param("kvTransfer.decoderKvBlocksTtlSeconds", 0, "decoderKvBlocksTtlSeconds", id="no retention"),
         pytest.param("handleTtlSeconds", 451, "handleTtlSeconds", id="a handle that outlives its blocks"),
+        pytest.param("truthSampling.everyNthWarmTurn", -1, "everyNthWarmTurn", id="less than no turn"),
+        pytest.param("truthSampling.leastToleranceNats", 0, "leastToleranceNats", id="no tolerance"),
         pytest.param("model.servedName", "", "model.servedName", id="an empty name"),
         pytest.param("discovery", {}, "exactly one", id="no discovery"),
         pytest.param(

@@ -89,6 +89,14 @@ def test_a_scope_can_leave_the_salt_to_the_client() -> None:
     assert scope.scope(SECRET, tenant, "m", None, set_salt=False).salt is None
 
 
+def test_another_epoch_is_another_salt_and_the_same_scope() -> None:
+    tenant = scope.tenant(SECRET, "a")
+    before, after = (scope.scope(SECRET, tenant, "m", "s", set_salt=True, epoch=epoch) for epoch in (b"", b"epoch"))
+
+    assert before == scope.scope(SECRET, tenant, "m", "s", set_salt=True)
+    assert (before.ident == after.ident, before.salt == after.salt) == (True, False)
+
+
 def test_a_scope_tells_nothing_of_the_key() -> None:
     one = scope.scope(SECRET, scope.tenant(SECRET, "key"), "m", "salt", set_salt=True)
 
@@ -167,6 +175,21 @@ def test_a_new_process_makes_a_pair_unknown_again_and_an_old_report_is_void() ->
     assert pairs.reports()[0].verdict is Verdict.UNKNOWN
     pairs.record(PairReport(PREFILL, DECODE, Verdict.FAILED))
     assert pairs.reports()[0].verdict is Verdict.UNKNOWN
+
+
+def test_wrong_reuse_stays_until_one_of_the_two_is_another_process() -> None:
+    pairs = Pairs()
+    pairs.update([PREFILL, DECODE])
+    pairs.record_wrong(PREFILL.process, "another", "what was wrong")
+    assert pairs.usable("p0", "d0")
+
+    pairs.record_wrong(PREFILL.process, DECODE.process, "what was wrong")
+    pairs.record(PairReport(PREFILL, DECODE, Verdict.VERIFIED))
+    (known,) = pairs.reports()
+    assert (known.verdict, known.detail, pairs.usable("p0", "d0")) == (Verdict.WRONG, "what was wrong", False)
+
+    pairs.update([replace(PREFILL, process="another"), DECODE])
+    assert pairs.usable("p0", "d0")
 
 
 def test_what_is_to_be_done_with_an_engine_changes_nothing_of_what_is_known_of_its_pairs() -> None:

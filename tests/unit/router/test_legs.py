@@ -109,6 +109,39 @@ def test_without_parameters_from_prefill_a_decode_leg_has_none() -> None:
     assert body == {**CHAT, "cache_salt": "salt"}
 
 
+@pytest.mark.parametrize(
+    ("api", "asked"),
+    [(Api.CHAT, {"logprobs": True, "top_logprobs": 20}), (Api.COMPLETIONS, {"logprobs": 20})],
+)
+def test_a_leg_that_is_to_tell_how_likely_tokens_are_asks_in_its_apis_way(api: Api, asked: dict[str, Any]) -> None:
+    wanted = {**asked, "return_tokens_as_token_ids": True}
+    own = request({"logprobs": None, "include_reasoning": False}, api=api)
+    leg = legs.prefill(own, handle=HANDLE, token_ids=None, salt="salt", ask_logprobs=True)
+
+    assert wanted.items() <= leg.items()
+    assert leg["kv_transfer_params"] == HANDLE.params
+    assert "include_reasoning" not in leg
+    assert wanted.items() <= legs.anew(own, token_ids=None, salt="other").items()
+
+
+def test_what_is_computed_anew_is_the_prefill_leg_without_anything_of_kv_transfer() -> None:
+    own = request({"tools": [{"type": "function"}], "max_completion_tokens": 9, "stream": True})
+    leg = legs.prefill(own, handle=HANDLE, token_ids=None, salt="salt", ask_logprobs=True)
+
+    anew = legs.anew(own, token_ids=None, salt="other")
+
+    assert anew == {name: value for name, value in leg.items() if name != "kv_transfer_params"} | {
+        "cache_salt": "other"
+    }
+
+
+def test_what_is_computed_anew_has_the_same_token_ids_and_no_other_parameters() -> None:
+    completion = legs.anew(request(api=Api.COMPLETIONS), token_ids=[7, 8], salt="s")
+
+    assert legs.anew(request(), token_ids=[7, 8], salt="s")["kv_transfer_params"] == {"prompt_token_ids": [7, 8]}
+    assert (completion["prompt"], "kv_transfer_params" in completion) == ([7, 8], False)
+
+
 def test_building_legs_leaves_the_request_as_it_was() -> None:
     once = request({"max_tokens": 3})
     before = dict(once.body)

@@ -95,3 +95,42 @@ def test_several_samples_give_one_handle() -> None:
     assert body["kv_transfer_params"] == {"b": 1}
     assert body["usage"]["prompt_tokens"] == 2
     assert [choice["index"] for choice in body["choices"]] == [0, 1]
+
+
+LIKELY = tuple((tokenizer.encode(f" w{number:02d}")[0], -1.0 - number) for number in range(25))
+
+
+def answered(asked: GenerationRequest) -> Any:
+    """The choice of a whole answer whose only token was the fourth likeliest."""
+    step = Step(LIKELY[3][0], "length", likely=LIKELY)
+    choice = Choice((1,))
+    choice.add(Detokenizer(asked).feed(step))
+    (whole,) = writer(asked).whole([choice])["choices"]
+    return whole
+
+
+def test_chat_tells_the_likeliest_tokens_and_the_one_it_chose() -> None:
+    (told,) = answered(request(logprobs=True, top_logprobs=2))["logprobs"]["content"]
+
+    assert (told["token"], told["logprob"], told["bytes"]) == (" w03", -4.0, list(b" w03"))
+    # The chosen one comes first, as from vLLM, and counts.
+    assert [each["token"] for each in told["top_logprobs"]] == [" w03", " w00"]
+
+
+def test_completion_tells_one_token_more_where_an_unlikely_one_was_chosen() -> None:
+    asked = parse_generation({"prompt": "hi", "logprobs": 2}, OPTIONS, chat=False)
+
+    told = answered(asked)["logprobs"]
+
+    assert told["top_logprobs"] == [{" w03": -4.0, " w00": -1.0, " w01": -2.0}]
+    assert told["token_logprobs"] == [-4.0]
+
+
+def test_tokens_are_told_as_ids_where_that_is_asked_for() -> None:
+    (told,) = answered(request(logprobs=True, top_logprobs=1, return_tokens_as_token_ids=True))["logprobs"]["content"]
+
+    assert told["top_logprobs"][0]["token"] == f"token_id:{LIKELY[3][0]}"
+
+
+def test_no_logprobs_are_told_unasked() -> None:
+    assert answered(request())["logprobs"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -454,3 +455,37 @@ class TestAnswers:
 
 def _first_value(tokens: list[int]) -> int:
     return generation.values_of(tokens[:1], generation.kv_seed("m"))[0]
+
+
+class TestLogProbabilities:
+    """They follow from what was attended to, as the tokens do."""
+
+    def likely(self, prompt: list[int], **changes: Any) -> dict[int, float]:
+        (step,) = Cores.of(alone := engine("alone", **changes)).run(alone, prompt, max_tokens=1, logprobs=True).steps
+        assert step.token in dict(step.likely)
+        return dict(step.likely)
+
+    def test_one_context_has_one_answer_and_another_context_another(self) -> None:
+        assert self.likely(STORY) == self.likely(STORY)
+        assert self.likely(STORY).keys() != self.likely(OTHER).keys()
+        assert sum(map(math.exp, self.likely(STORY).values())) == pytest.approx(1.0)
+
+    def test_noise_moves_them_by_no_more_than_was_asked_for(self) -> None:
+        exact, noisy = self.likely(STORY), self.likely(STORY, logprob_noise=0.1)
+
+        assert exact.keys() == noisy.keys()
+        assert 0 < max(abs(exact[token] - noisy[token]) for token in exact) <= 0.2
+
+    def test_wrong_blocks_give_those_of_the_text_that_is_in_them(
+        self, cores: Cores, prefill: Engine, other_prefill: Engine, decode: Engine
+    ) -> None:
+        first = cores.turn(prefill, decode, STORY)
+        other = OTHER[: len(STORY)] + first.generated
+        (step,) = cores.run(other_prefill, other + MORE, params=first.handle, max_tokens=1, logprobs=True).steps
+
+        assert dict(step.likely).keys() != self.likely(other + MORE).keys()
+
+    def test_they_are_not_told_unasked(self) -> None:
+        (step,) = Cores.of(alone := engine("alone")).run(alone, STORY, max_tokens=1).steps
+
+        assert step.likely == ()

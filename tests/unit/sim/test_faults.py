@@ -49,3 +49,9 @@ def test_order_replaces_what_was_ordered_before() -> None:
 def test_unknown_fault_is_refused(wanted: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"fault|number"):
         FaultPlan(Faults()).order(wanted)
+
+
+def test_reads_are_corrupt_as_often_as_ordered() -> None:
+    faults = plan(corrupt_reads=1)
+
+    assert [faults.corrupts_read() for _ in range(2)] == [True, False]

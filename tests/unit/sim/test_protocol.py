@@ -104,3 +104,15 @@ def test_prompt_that_is_none_is_refused(prompt: object) -> None:
         completion(prompt=prompt)
 
     assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("chat", "fields"), [(True, {"logprobs": True, "top_logprobs": 21}), (False, {"logprobs": 21})]
+)
+def test_no_more_likely_tokens_are_told_than_the_engine_allows(chat: bool, fields: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
+
+    with pytest.raises(ApiError, match="greater than max allowed: 20"):
+        parse_generation({**body, **fields}, OPTIONS, chat=chat)
+    more = parse(["serve", "m", "--max-model-len", "4096", "--max-logprobs", "21"], {})
+    assert parse_generation({**body, **fields}, more, chat=chat).logprobs == 21
