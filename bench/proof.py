@@ -1,9 +1,10 @@
 """What proving costs a turn: to the router with vLLM's own connector, to the engines with KvloopConnector.
 
-Writes ``bench/results/proof.json`` and prints the table of ``docs/conformance.md``. A time is the fastest of several
-runs on this machine, in microseconds, each side's runs alternating with the other's: what else runs there only makes
-some of them slower. Neither the engine's own hashing of blocks is in it, which it does for its prefix cache anyway, nor
-the requests to ``/tokenize`` and the token ids in streams, without which the router could prove nothing.
+Writes ``bench/results/proof.json`` and prints the table of ``docs/conformance.md``. A time is processor time, the
+fastest of several runs on this machine, in microseconds, each side's runs alternating with the other's: what else runs
+there only makes some of them slower. Neither the engine's own hashing of blocks is in it, which it does for its prefix
+cache anyway, nor the requests to ``/tokenize`` and the token ids in streams, without which the router could prove
+nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 from kvloop_connector.digest import DigestKey, retain, reusable_tokens
@@ -29,7 +30,7 @@ RESULTS = Path(__file__).parent / "results" / "proof.json"
 BLOCK_SIZES = (16, 32)
 PROMPT_TOKENS = (1_000, 8_000, 24_000, 100_000)
 NEW_TOKENS = 100
-RUNS = 25
+RUNS = 100
 KEY = SealKey(b"k" * 32)
 ROUTERS_KEY = DigestKey(b"k" * 32, b"tenant, model, revision")
 NOW = 1_000_000.0
@@ -158,9 +159,9 @@ def fastest(actions: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(RUNS):
         for name, action in actions.items():
-            started = perf_counter()
+            started = process_time()
             action()
-            times[name].append(perf_counter() - started)
+            times[name].append(process_time() - started)
     return {name: round(min(taken) * 1e6, 1) for name, taken in times.items()}
 
 

@@ -24,7 +24,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,6 +134,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on with the parts that are missing")
     parser.add_argument("--minutes", type=float, help="begin no part after so many")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="add every answer to it, one a line")
     return parser.parse_args()
 
 
@@ -156,14 +157,26 @@ def _played(
                 continue
             directory = folder / f"{arm.name}-{seed}"
             directory.mkdir()
-            mine[seed] = asyncio.run(_part(arm, place, seed, turns, directory, progress, task))
+            mine[seed] = asyncio.run(_part(arm, place, seed, turns, directory, progress, task, given.answers))
             yield
 
 
 async def _part(
-    arm: ArmUnderTest, place: Stage, seed: int, turns: int, folder: Path, progress: Progress, task: TaskID
+    arm: ArmUnderTest,
+    place: Stage,
+    seed: int,
+    turns: int,
+    folder: Path,
+    progress: Progress,
+    task: TaskID,
+    log: Path | None,
 ) -> Tally:
     wrong = 0
+
+    def judged(answers: Sequence[Answered]) -> None:
+        if log is not None:
+            with log.open("a") as file:
+                file.writelines(json.dumps({"arm": arm.name, **asdict(answer)}) + "\n" for answer in answers)
 
     def answered(answer: Answered) -> None:
         nonlocal wrong
@@ -180,6 +193,7 @@ async def _part(
             restarts=int(arm.restarts and seed // ABREAST % RESTART_EVERY == 0),
             past_router=arm.past_router,
             answered=answered,
+            judged=judged,
         )
 
 

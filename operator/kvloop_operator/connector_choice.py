@@ -1,5 +1,5 @@
-"""Which connector the engines get, where the resource leaves it to kvloop: KvloopConnector where it is known to start,
-vLLM's own everywhere else."""
+"""Which connector the engines get, where the resource leaves it to kvloop: KvloopConnector where its tests ran on a
+released vLLM, vLLM's own everywhere else."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ a read after the TTL returns another request's KV with status 200 (vllm PR #4702
 NEWEST_KNOWN = EngineVersion(0, 33)
 """The newest version whose source was read. Later ones are taken to be able to do the same."""
 
-KVLOOP_CONNECTOR = (EngineVersion(0, 32),)
+KVLOOP_CONNECTOR = (EngineVersion(0, 32), EngineVersion(0, 33))
 """The versions on which KvloopConnector starts; on any other it refuses to."""
 
 _RUN_HERE = (EngineVersion(0, 32), EngineVersion(0, 33))
@@ -59,7 +59,8 @@ class EngineCapabilities:
     prompt_token_ids: ``kv_transfer_params.prompt_token_ids`` is taken, so that both legs use the very same tokens.
     stream_handles: streamed chat and completion answers carry the handle on the chunk with ``finish_reason``.
     kvloop_connector: whether KvloopConnector, and the plug-in for streams that comes with it, start on it.
-    run_here: whether this minor version was ever run in kvloop's tests, on a CPU.
+    run_here: whether this minor version was ever run in kvloop's tests, on a CPU. Of 0.33 it was the Python code, on
+        0.32's compiled parts.
     """
 
     version: EngineVersion

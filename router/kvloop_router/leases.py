@@ -7,7 +7,6 @@ lease. Memory is what it costs; past an engine's budget the longest idle are giv
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -108,13 +107,13 @@ def surplus(idle: Iterable[tuple[str, Iterable[int]]], uses: Mapping[int, int], 
         well stays retained.
     """
     excess = len(uses) - most
-    gone: Counter[int] = Counter()
+    gone: dict[int, int] = {}
     chosen: list[str] = []
     for name, blocks in idle:
         if excess <= 0:
             break
         chosen.append(name)
         for block in blocks:
-            gone[block] += 1
-            excess -= gone[block] == uses[block]
+            gone[block] = times = gone.get(block, 0) + 1
+            excess -= times == uses[block]
     return tuple(chosen)

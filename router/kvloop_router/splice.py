@@ -28,6 +28,7 @@ _ESCAPED_ASCII = re.compile(rb"\\u00([0-7][0-9a-fA-F])")
 _JSON_SPACE = b" \t\n\r"
 _SPACE = re.compile(r"[ \t\n\r]*")
 _COMPACT_TOKEN_IDS = re.compile(rb',"token_ids":(?:\[[0-9,]*\]|null)')
+_COMPACT_NO_HANDLE = b',"kv_transfer_params":null'
 _decode_value = json.JSONDecoder().raw_decode
 
 Span = tuple[int, int]
@@ -153,20 +154,35 @@ def _cuts(text: bytes, answer: Any, *, keep_token_ids: bool) -> Sequence[Span]:
     """What to cut from ``text``, a JSON text whose value is ``answer``, in order."""
     if not isinstance(answer, dict):
         return ()
-    if not keep_token_ids and (span := _only_token_ids(text, answer)):
-        return (span,)
+    if not keep_token_ids and (spans := _chunks_cuts(text, answer)):
+        return spans
     return list(_walked_cuts(text.decode("latin-1"), keep_token_ids=keep_token_ids))
 
 
-def _only_token_ids(text: bytes, answer: dict[str, Any]) -> Span | None:
-    """The one cut of a chunk of a stream whose ids are asked for, found without a walk; None where it may be another.
+def _chunks_cuts(text: bytes, answer: dict[str, Any]) -> Sequence[Span]:
+    """The cuts of a chunk within a stream, found without a walk; empty where there may be others.
 
-    The choice has the key, nothing in the text is escaped, and the key's name occurs once: there it is.
+    From vLLM 0.33 on each chunk says that it has no handle, and whether it has token ids. Where a key is there, nothing
+    in the text is escaped, and the key's name occurs once: there it is.
     """
-    if text.count(b"token_ids") != 1 or b"kv_transfer_params" in text or _ESCAPE in text:
-        return None
-    found = _COMPACT_TOKEN_IDS.search(text)
-    return found.span() if found and any(_TOKEN_IDS in choice for _, choice in _choices(answer)) else None
+    if _ESCAPE in text:
+        return ()
+    spans = []
+    if b"token_ids" in text:
+        found = _COMPACT_TOKEN_IDS.search(text)
+        if (
+            not found
+            or text.count(b"token_ids") != 1
+            or not any(_TOKEN_IDS in choice for _, choice in _choices(answer))
+        ):
+            return ()
+        spans.append(found.span())
+    if b"kv_transfer_params" in text:
+        start = text.find(_COMPACT_NO_HANDLE)
+        if start < 0 or text.count(b"kv_transfer_params") != 1 or _HANDLE not in answer:
+            return ()
+        spans.append((start, start + len(_COMPACT_NO_HANDLE)))
+    return sorted(spans)
 
 
 def _walked_cuts(text: str, *, keep_token_ids: bool) -> Iterator[Span]:

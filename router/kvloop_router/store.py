@@ -7,7 +7,7 @@ store outside this process can take the memory's place; in memory none of them w
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -48,7 +48,7 @@ class MemoryStore:
         self._ended = ended
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._index: dict[bytes, dict[str, None]] = {}
-        self._uses: dict[str, Counter[int]] = {}
+        self._uses: dict[str, dict[int, int]] = {}
         # One for each deadline that an entry has or had.
         self._deadlines: list[tuple[float, str]] = []
         self._absences: OrderedDict[bytes, Absence] = OrderedDict()
@@ -112,8 +112,9 @@ class MemoryStore:
         given_up = [GivenUp(old, Why.SUPERSEDED) for old in self._supersede(kept)]
         if len(self._entries) >= self._max:
             given_up += [GivenUp(old, Why.FULL) for old in self._oldest(self._entries, 1)]
-        uses = self._uses.setdefault(kept.process, Counter())
-        uses.update(kept.retained_blocks)
+        uses = self._uses.setdefault(kept.process, {})
+        for block in kept.retained_blocks:
+            uses[block] = uses.get(block, 0) + 1
         if max_blocks is not None and len(uses) > max_blocks:
             idle = self._idle(self._index.get(_of_process(kept.process), ()))
             chosen = surplus(((entry.kept.ident, entry.kept.retained_blocks) for entry in idle), uses, max_blocks)
@@ -232,8 +233,10 @@ class MemoryStore:
         del self._entries[entry.kept.ident]
         uses = self._uses[entry.kept.process]
         for block in entry.kept.retained_blocks:
-            uses[block] -= 1
-            if not uses[block]:
+            others = uses[block] - 1
+            if others:
+                uses[block] = others
+            else:
                 del uses[block]
         if not uses:
             del self._uses[entry.kept.process]

@@ -61,6 +61,7 @@ class Turn:
     tried: names of engines at which a leg of this turn failed.
     needs: decode, until its leg is there; prefill, until decode has read from it.
     pace: of its conversation, as far as that is known.
+    ended: its conversation was ended meanwhile.
     """
 
     request: Request
@@ -74,6 +75,7 @@ class Turn:
     tried: set[str] = field(default_factory=set)
     needs: Needs = field(default_factory=Needs)
     pace: Pace = UNKNOWN
+    ended: bool = False
 
 
 class Turns:
@@ -105,6 +107,7 @@ class Turns:
         self._background = background
         self._clock = clock
         self._random = random
+        self._running: dict[int, Turn] = {}
         self._verified_by_engine = config.kv_transfer.verified_by_engine
         self._reuse = Reuse(config, store, releases, engines, clock, epoch)
         self._prefill_legs = PrefillLegs(
@@ -119,7 +122,11 @@ class Turns:
         self._tokenizer = Tokenizer(config, engines, templates, random)
 
     async def end_conversation(self, scope: Scope, conversation: str) -> int:
-        """Release all that is kept of a conversation; gives how many handles."""
+        """Release all that is kept of a conversation, and in the end what its running turns leave; gives how many
+        handles there were."""
+        for turn in self._running.values():
+            if (turn.query.tenant_scope, turn.query.conversation) == (scope.ident, conversation):
+                turn.ended = True
         return await self._reuse.end(scope, conversation)
 
     async def play(
@@ -133,12 +140,14 @@ class Turns:
         turn = Turn(request, scope, query, headers, report)
         if request.plain:
             return await self._play_plain(turn, downstream)
-        why_unprovable = await self._tokenize(turn)
-        found = await self._reuse.find(query, scope, turn.token_ids, why_unprovable)
+        self._running[id(turn)] = turn
         try:
+            why_unprovable = await self._tokenize(turn)
+            found = await self._reuse.find(query, scope, turn.token_ids, why_unprovable)
             return await self._play_legs(turn, found, downstream)
         finally:
             turn.needs.close()
+            del self._running[id(turn)]
 
     async def _play_plain(self, turn: Turn, downstream: Downstream) -> bytes | None:
         """A request that no KV moves for goes to a decode engine as it is, which then retains nothing."""
@@ -342,6 +351,8 @@ class Turns:
             reason = await self._reuse.keep(
                 turn.request, turn.query, turn.scope, engine, turn.token_ids, ended, turn.pace
             )
+            if turn.ended and turn.query.conversation is not None:
+                await self._reuse.end(turn.scope, turn.query.conversation)
         if reason == "none_returned":
             reason = self._why_none_returned(turn.request, ended)
         turn.report.no_handle = reason

@@ -13,7 +13,7 @@ from tests.harness.engines import Engine, Engines, Kind
 from tests.harness.fixtures import REAL_ENGINES
 
 SIM = pytest.param(Kind.SIM, id="sim")
-VLLM = pytest.param(Kind.VLLM, id="vllm", marks=REAL_ENGINES)
+VLLM = pytest.param(Kind.VLLM, id="vllm", marks=(*REAL_ENGINES, pytest.mark.stock))
 VLLM_KVLOOP = pytest.param(Kind.VLLM_KVLOOP, id="vllm-kvloop", marks=REAL_ENGINES)
 
 failure_of_stock = pytest.mark.parametrize("engines", [SIM, VLLM], indirect=True)

@@ -11,12 +11,12 @@ import pytest
 from kvloop_connector.handle import KVHandle
 from kvloop_connector.lease_ranks import LONGEST_LEASE_SECONDS
 from kvloop_connector.lease_requests import RELEASE_PATH, RENEW_PATH
-from tests.contract.conftest import Pair, with_kvloops_connector
+from tests.contract.conftest import Pair
 from tests.contract.legs import Answer, Legs, continued, fresh_salt, holds_nothing, story, tokenize
 from tests.harness import client
 from tests.harness.client import Reply
 from tests.harness.engines import Engine, wait_until
-from tests.harness.fixtures import BRIEF_TTL_SECONDS, RETAINED_SHARE
+from tests.harness.fixtures import BRIEF_TTL_SECONDS
 
 
 def ask(engine: Engine, path: str, *answers: Answer, **fields: Any) -> Reply:
@@ -170,20 +170,3 @@ def test_a_request_that_is_none_is_refused_and_the_engine_serves_on(pair: Pair, 
 def test_an_engine_without_the_plug_in_has_no_such_path(pair: Pair, legs: Legs) -> None:
     for path in (RELEASE_PATH, RENEW_PATH):
         assert ask(pair.prefill, path).status == 404
-
-
-@with_kvloops_connector
-def test_no_more_is_retained_than_the_share_allows(pair: Pair, legs: Legs) -> None:
-    decode = pair.forgetful_decode
-    answers: list[Answer] = []
-    while not answers or answers[-1].params is not None:
-        assert len(answers) < 100, "it retains whatever comes"
-        answers.append(legs.cold(pair.prefill, decode, story(f"idle conversation {len(answers)}")))
-        if answers[-1].params is not None:
-            renewed(decode, answers[-1], seconds=600)
-
-    assert len(answers) > 1
-    # What it does not retain is freed at once.
-    assert wait_until(lambda: 0 < decode.metrics().kv_usage <= RETAINED_SHARE)
-    released(legs, decode, *answers[:-1])
-    assert legs.cold(pair.prefill, decode, story("after them")).params is not None

@@ -179,6 +179,7 @@ class TestRejected:
         assert (pair.other_prefill.metrics() - before).external_hits == handle.tokens
         assert second.answer_ids == legs.cold(pair.prefill, pair.decode, history).answer_ids
 
+    @pytest.mark.long
     def test_turn_that_ends_between_its_legs_leaves_prefills_blocks_to_their_lease(
         self, pair: Pair, legs: Legs
     ) -> None:

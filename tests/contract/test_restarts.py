@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
+
 from tests.contract.conftest import Pair
 from tests.contract.legs import Legs, continued, fresh_salt, holds_nothing, leave, prefill_leg, story, tokenize
 from tests.harness.engines import wait_until
+
+pytestmark = pytest.mark.long
 
 
 def test_prefill_that_restarted_reads_a_handle_from_before(pair: Pair, legs: Legs) -> None:

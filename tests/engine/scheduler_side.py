@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from vllm.v1.request import RequestStatus
 
@@ -51,6 +52,9 @@ alone.num_computed_tokens, alone.status = len(HISTORY) + 2, RequestStatus.FINISH
 kept, alone_handle = decode.request_finished_all_groups(alone, (list(range(10)),))
 worker_hears = decode.build_connector_meta(SimpleNamespace())
 
+with patch("kvloop_connector.engine.connector.vllm_version", "0.99.0"):
+    on_another_vllm = refused()
+
 print(
     json.dumps(
         {
@@ -85,6 +89,7 @@ print(
             "arrival": after_arrival,
             "start without revision": refused(kvloop_revision=""),
             "start without key": refused(kvloop_key_file="/none"),
+            "start on another vLLM": on_another_vllm,
         }
     )
 )

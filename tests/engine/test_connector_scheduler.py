@@ -117,3 +117,12 @@ def test_parameters_for_another_role_are_dropped(cases: Cases, case: str) -> Non
 def test_an_engine_that_lacks_a_setting_does_not_start(cases: Cases) -> None:
     assert "UnsupportedEngine: kv_connector_extra_config.kvloop_revision is missing" in cases["start without revision"]
     assert "UnsupportedEngine: the seal key cannot be read" in cases["start without key"]
+
+
+def test_an_engine_of_a_version_that_was_not_tried_does_not_start(cases: Cases) -> None:
+    refusal = cases["start on another vLLM"]
+
+    assert refusal.startswith(
+        "UnsupportedEngine: KvloopConnector was tried with vLLM 0.32.0, 0.33.0, and this is 0.99.0"
+    )
+    assert refusal.endswith("use such an image, or NixlConnector")

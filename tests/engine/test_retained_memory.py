@@ -26,7 +26,7 @@ from tests.harness import client
 from tests.harness.engines import Engine, Engines, start_beside, wait_until
 from tests.harness.fixtures import KVLOOP_SPECS, REAL_ENGINES, RETAINED_SHARE
 
-pytestmark = list(REAL_ENGINES)
+pytestmark = [*REAL_ENGINES, pytest.mark.long]
 
 CONVERSATIONS = 100
 SHORT = BLOCK + 8

@@ -13,7 +13,7 @@ from tests.contract.legs import SAMPLING, fresh_salt, holds_nothing
 from tests.engine.test_router import MORE, VLLM_0_32, WORK, entries, transfer
 from tests.harness.engines import Engine, Engines, Kind, wait_until
 from tests.harness.fixtures import BRIEF_TTL_SECONDS, REAL_ENGINES
-from tests.integration.router_process import Got, RouterUnderTest, routing
+from tests.integration.router_process import Got, RouterUnderTest, routing, until
 
 pytestmark = [*REAL_ENGINES]
 
@@ -21,7 +21,7 @@ KEPT_SECONDS = 30
 """The router believes that engines retain for so long and a margin; this one does for a few seconds only."""
 
 
-@pytest.fixture(params=[Kind.VLLM, Kind.VLLM_KVLOOP])
+@pytest.fixture(params=[pytest.param(Kind.VLLM, marks=pytest.mark.stock), Kind.VLLM_KVLOOP])
 def engines(request: pytest.FixtureRequest) -> Engines:
     """The shared engines of both connectors."""
     found = request.getfixturevalue(f"{request.param.replace('-', '_')}_engines")
@@ -41,6 +41,14 @@ async def metric(router: RouterUnderTest, line: str, value: float) -> None:
             await asyncio.sleep(0.05)
 
 
+async def only(router: RouterUnderTest, engines: Engines, *wanted: Engine) -> None:
+    """Let the router have these engines and no others."""
+    router.list_engines(entries(engines, *wanted))
+    assert router.router is not None
+    pool = router.router.engines
+    await until(lambda: {engine.spec.name for engine in pool if engine.healthy} == {each.name for each in wanted})
+
+
 async def freed(decode: Engine) -> bool:
     return await asyncio.to_thread(wait_until, lambda: holds_nothing(decode))
 
@@ -48,16 +56,18 @@ async def freed(decode: Engine) -> bool:
 async def test_a_conversation_is_warm_after_its_engines_own_time_and_nothing_is_left_of_it(
     engines: Engines, tmp_path: Path
 ) -> None:
-    prefill, decode = engines.prefill[1], engines.decode[1]
+    (first, prefill), decode = engines.prefill, engines.decode[1]
     name = f"renewed {fresh_salt()} {WORK}"
     settings = {
         "kvTransfer": {**transfer(engines), "decoderKvBlocksTtlSeconds": KEPT_SECONDS + 30},
         "handleTtlSeconds": KEPT_SECONDS,
         "engine": VLLM_0_32,
     }
-    async with routing(tmp_path, entries(engines, prefill, decode), **settings) as router:
+    async with routing(tmp_path, entries(engines, first, decode), **settings) as router:
         answer = (await say(router, name, conversation_id="c")).content
         ended = time.monotonic()
+        # Its own cache holds nothing of the conversation.
+        await only(router, engines, prefill, decode)
         router.clock.ahead += KEPT_SECONDS * 5 / 6
         await metric(router, 'kvloop_router_lease_renewals_total{outcome="renewed"}', 1)
         before = await asyncio.to_thread(decode.metrics)

@@ -10,6 +10,8 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.contract.legs import holds_nothing
 from tests.harness.engines import Engines, wait_until
 from tests.harness.fixtures import REAL_ENGINES
@@ -17,7 +19,7 @@ from tests.truth.judge import Tally, faults
 from tests.truth.play import Arm, kvloops_router, naive_router, play
 from tests.truth.stage import SPECIAL, Stage
 
-pytestmark = [*REAL_ENGINES]
+pytestmark = [*REAL_ENGINES, pytest.mark.stock, pytest.mark.long]
 
 SEEDS = (1, 2)
 TURNS = 40

@@ -49,6 +49,7 @@ async def over(directory: Path, engines: Engines, decode: Engine, **changes: Any
     async with routing(directory, entries, kvTransfer=transfer, handleTtlSeconds=TTL_SECONDS - 30, **changes) as router:
         yield router
     await holds_nothing(decode)
+    assert state(decode)["counters"]["released_while_read"] == 0
 
 
 async def end(router: RouterUnderTest, conversation: str) -> int:
@@ -400,6 +401,22 @@ class TestRelease:
         # Its own is released; what it has read is not.
         await comes_to(router, RELEASED, 1)
         assert prefill.carried[1]["remote_request_id"] not in named(decode, RELEASE_PATH)
+
+    async def test_what_a_running_turn_of_an_ended_conversation_leaves_is_released(
+        self, router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine
+    ) -> None:
+        go_on = asyncio.Event()
+        decode.script = [waits(go_on)]
+        async with asyncio.TaskGroup() as group:
+            turn = group.create_task(router.chat(LONG, conversation_id="c"))
+            await decode.arrived.wait()
+            await end(router, "another")
+            assert await end(router, "c") == 0
+            go_on.set()
+
+        assert turn.result().status == 200
+        await comes_to(router, RELEASED, 1)
+        assert await router.metric("kvloop_router_live_handles") == 0
 
     async def test_a_handle_that_prefill_refused_is_released_by_name(
         self, tmp_path: Path, decode: ScriptedEngine

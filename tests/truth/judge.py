@@ -183,7 +183,9 @@ def faults(kvloop: Tally, stock: Tally, *, least_share: float = 0.0) -> list[str
         found.append("nothing was asked")
     if not kvloop.pulled_bytes:
         found.append("nothing was pulled from decode, so that nothing could have gone wrong: this proves nothing")
-    if not stock.wrong:
+    if not stock.turns:
+        found.append("no router that compares nothing was played: whether these turns prove anything is not known")
+    elif not stock.wrong:
         found.append("without a proof nothing went wrong either: these turns prove nothing")
     if kvloop.reused_share < least_share:
         found.append(

@@ -169,8 +169,10 @@ async def play(
     restarts: int = 0,
     past_router: bool = True,
     answered: Callable[[Answered], None] = lambda answer: None,
+    judged: Callable[[Sequence[Answered]], None] = lambda answers: None,
 ) -> Tally:
-    """One part: about so many answers in all, of several seeds side by side. ``answered`` is told of each as it comes.
+    """One part: about so many answers in all, of several seeds side by side. ``answered`` is told of each as it comes,
+    ``judged`` in the end of all, with what the oracle says of them.
 
     expiries: for each seed. restarts: for the first.
     past_router: whether handles are spent twice and forged too, past the router: a matter of the engines alone.
@@ -181,7 +183,9 @@ async def play(
         for index, seed in enumerate(seeds)
     }
     async with _session() as session:
-        return await _Part(stage, arm, session, answered, abreast=len(seeds)).play(hands, each)
+        tally, answers = await _Part(stage, arm, session, answered, abreast=len(seeds)).play(hands, each)
+    judged(answers)
+    return tally
 
 
 class _Part:
@@ -210,7 +214,7 @@ class _Part:
         self._steps = asyncio.Semaphore(abreast)
         self._exclusive = asyncio.Lock()
 
-    async def play(self, hands: Mapping[int, Sequence[Kind]], turns: int) -> Tally:
+    async def play(self, hands: Mapping[int, Sequence[Kind]], turns: int) -> tuple[Tally, list[Answered]]:
         """All seeds side by side, each with the kinds that it was dealt."""
         started = time.monotonic()
         for engine in self._stage.engines.prefill:
@@ -225,13 +229,15 @@ class _Part:
             dict(zip(self._routes, oracle.reusable(self._turns, self._gone, each), strict=True))
             for each in (rules, replace(rules, ids_believed=False))
         )
-        return judge(
-            [replace(answer, reusable=most.get(index, 0)) for index, answer in enumerate(self._answers)],
+        answers = [replace(answer, reusable=most.get(index, 0)) for index, answer in enumerate(self._answers)]
+        tally = judge(
+            answers,
             reusable_unruled=sum(unruled.values()),
             reads=round(self._reads),
             pulled_bytes=round(self._bytes),
             seconds=time.monotonic() - started,
         )
+        return tally, answers
 
     async def _play(self, seed: int, kinds: Sequence[Kind], turns: int) -> None:
         talks: dict[int, Talk] = {}

@@ -187,10 +187,10 @@ def _repeat(arguments: argparse.Namespace) -> int:
 
 def _settings(deployment: LocalDeployment, arguments: argparse.Namespace) -> dict[str, Any]:
     """What the times depend on; equal in both arms."""
-    spec, engine = deployment.resource.spec, deployment.facts.engine
+    spec = deployment.resource.spec
     settings: dict[str, Any] = {
         "engines": "SIMULATED" if deployment.engine is EngineKind.SIM else "vLLM on the CPU",
-        "engine version": str(engine.version) if engine is not None else "",
+        "engine version": deployment.engine_version,
         "engine pods": f"{spec.prefill.replicas} prefill, {spec.decode.replicas} decode",
         "prefill prefix caching, both arms": "on" if spec.prefill.prefix_caching else "off",
         "decode prefix caching, both arms": "on" if spec.decode.prefix_caching else "off",
@@ -208,8 +208,7 @@ def _tell(
     repetitions: list[Played], deployment: LocalDeployment, arguments: argparse.Namespace, console: Console
 ) -> int:
     measured, settings = rows(repetitions), _settings(deployment, arguments)
-    version = str(deployment.facts.engine.version) if deployment.facts.engine is not None else ""
-    heading = report.title(deployment.engine, version)
+    heading = report.title(deployment.engine, deployment.engine_version)
     console.print(report.table(measured, heading))
     if arguments.json is not None:
         document = report.document(measured, deployment.engine, settings)

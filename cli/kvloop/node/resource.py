@@ -45,6 +45,7 @@ class InvalidFile(NodeError):
 class LocalDeployment:
     """Everything that a local node needs to run a resource.
 
+    engine_version: vLLM's, as it is told to people.
     notices: what is different from what the file says, one sentence each.
     host_paths: files of this machine that manifests name.
     """
@@ -52,6 +53,7 @@ class LocalDeployment:
     resource: DisaggregatedInference
     facts: Facts
     engine: EngineKind
+    engine_version: str
     manifests: list[dict[str, Any]]
     images: dict[str, ProcessImage]
     notices: tuple[str, ...]
@@ -94,7 +96,7 @@ def prepare(
             fault = "spec.kvTransfer.connector: simulated engines have NixlConnector only"
             raise InvalidFile(f"{file}: {fault}; use it, or --engine vllm")
         facts = replace(facts, connector=Connector.NIXL, connector_because="simulated engines have no other")
-        version = str(facts.engine.version) if facts.engine is not None else "0.33.0"
+        version = told = str(facts.engine.version) if facts.engine is not None else "0.33.0"
         image = simulated_engine(
             state_dir / "bin",
             version=version,
@@ -114,11 +116,16 @@ def prepare(
         resource, facts = again.resource, _with_plugin(again.facts)
         image = real_engine(environment, state_dir)
         notices = [*changes, "an engine that waits sleeps 1 ms instead of spinning, so that several share few cores"]
+        told = environment.version
+        if environment.unofficial:
+            told += " (unofficial)"
+            notices.insert(0, f"engines are UNOFFICIAL: vLLM {environment.version}'s code on parts of another release")
         host_paths = (model,)
     return LocalDeployment(
         resource=resource,
         facts=facts,
         engine=engine,
+        engine_version=told,
         manifests=desired(resource, facts),
         images={resource.spec.engine.image: image, facts.router_image: router()},
         notices=tuple(notices),

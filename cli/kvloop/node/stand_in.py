@@ -37,10 +37,16 @@ class NoEngineEnvironment(NodeError):
 
 @dataclass(frozen=True, slots=True)
 class EngineEnvironment:
-    """An environment with vLLM's CPU build and NIXL; ``version`` as in ``0.32.0``."""
+    """An environment with vLLM's CPU build and NIXL.
+
+    version: as in ``0.32.0``.
+    unofficial: whether it is put together from the parts of two releases
+        (``requirements/unofficial-engine-environment.sh``).
+    """
 
     path: Path
     version: str
+    unofficial: bool = False
 
     @classmethod
     def find(cls) -> EngineEnvironment:
@@ -58,7 +64,8 @@ class EngineEnvironment:
         )
         if asked.returncode != 0:
             raise NoEngineEnvironment(f"no vLLM in {path}: {asked.stderr.strip().rpartition(chr(10))[2]}; {remedy}")
-        return cls(path, asked.stdout.strip().partition("+")[0])
+        version, _, build = asked.stdout.strip().partition("+")
+        return cls(path, version, unofficial="unofficial" in build)
 
     @property
     def python(self) -> Path:

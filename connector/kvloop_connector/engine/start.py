@@ -12,8 +12,8 @@ from kvloop_connector.lease_ranks import renewable_seconds
 from kvloop_connector.proof import SealKey
 from kvloop_connector.settings import HASH_ALGORITHM, KEY_FILE, RETAINED_SHARE, REVISION, Role
 
-TRIED_VERSIONS = frozenset({"0.32.0"})
-"""vLLM versions on which the tests of the connector ran."""
+TRIED_VERSIONS = frozenset({"0.32.0", "0.33.0"})
+"""vLLM versions on which the tests of the connector ran; 0.33.0 unofficially: its Python code on 0.32.0's CPU build."""
 
 _ROLES = {"kv_producer": Role.PREFILL, "kv_consumer": Role.DECODE}
 

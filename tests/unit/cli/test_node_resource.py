@@ -139,9 +139,32 @@ def test_a_missing_engine_environment_is_told_with_its_remedy(
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("version", "told", "said"),
+    [("0.32.0+cpu", "0.32.0", False), ("0.33.0+cpu.unofficial", "0.33.0 (unofficial)", True)],
+)
+def test_what_is_put_together_from_two_releases_says_so(
+    version: str, told: str, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "vllm"):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\necho {version}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("KVLOOP_ENGINE_ENVIRONMENT", str(tmp_path))
+    document = example("demo.yaml")
+    document["spec"]["model"]["id"] = str(tmp_path)
+    file = tmp_path / "resource.yaml"
+    file.write_text(yaml.safe_dump(document))
+
+    deployment = prepare(file, engine=EngineKind.VLLM, state_dir=tmp_path)
+
+    assert deployment.engine_version == told
+    assert any("UNOFFICIAL" in notice for notice in deployment.notices) is said
+
+
 def test_simulated_engines_do_not_pretend_to_have_kvloops_connector(tmp_path: Path) -> None:
     file = tmp_path / "resource.yaml"
-    text = (EXAMPLES / "demo.yaml").read_text().replace("v0.33.0", "v0.32.0")
+    text = (EXAMPLES / "demo.yaml").read_text()
     file.write_text(text.replace("  kvTransfer:\n", "  kvTransfer:\n    connector: KvloopConnector\n"))
 
     with pytest.raises(InvalidFile, match="simulated engines have NixlConnector only"):

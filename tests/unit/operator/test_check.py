@@ -88,10 +88,13 @@ def test_notes_say_what_an_older_engine_cannot_do() -> None:
 KVLOOP: Any = {"kvTransfer__connector": "KvloopConnector", "engine__version": "0.32.0"}
 
 
-def test_kvloops_connector_is_an_own_choice_on_the_version_that_it_was_tried_with() -> None:
+def test_kvloops_connector_is_an_own_choice_on_the_versions_that_it_was_tried_with() -> None:
+    untried = "my-registry/vllm-efa:v0.34.0"
+
     assert found(**KVLOOP) == []
-    assert found(**{**KVLOOP, "engine__version": "0.33.0"}) == ["spec.engine.version"]
-    assert found(kvTransfer__connector="KvloopConnector") == ["spec.engine.image"]
+    assert found(**{**KVLOOP, "engine__version": "0.33.0"}) == []
+    assert found(**{**KVLOOP, "engine__version": "0.33.1"}) == ["spec.engine.version"]
+    assert found(kvTransfer__connector="KvloopConnector", engine__image=untried) == ["spec.engine.image"]
 
 
 def test_kvloops_connector_is_refused_where_its_engines_would_not_start() -> None:
@@ -130,8 +133,8 @@ def test_streams_carry_handles_by_the_plug_in_with_either_connector() -> None:
 
 
 def test_the_plug_in_is_refused_where_it_would_do_nothing() -> None:
-    assert found(**PLUGIN) == []
-    for version in ("0.31.0", "0.33.0"):
+    assert found(**PLUGIN) == found(**{**PLUGIN, "engine__version": "0.33.0"}) == []
+    for version in ("0.31.0", "0.33.1", "0.34.0"):
         assert found(**{**PLUGIN, "engine__version": version}) == ["spec.kvTransfer.enginePlugin"]
 
 

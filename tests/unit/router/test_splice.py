@@ -120,6 +120,32 @@ def test_a_content_chunk_loses_its_token_ids_only() -> None:
     )
 
 
+@pytest.mark.parametrize("ids", [b"null", b"[9]", b"[]"])
+@pytest.mark.parametrize("first", [True, False], ids=["ids first", "handle first"])
+def test_a_chunk_that_says_that_it_has_no_handle_loses_that_too(ids: bytes, first: bool) -> None:
+    """As vLLM writes them from 0.33 on, whichever order the members have."""
+    choices = (
+        b'"choices":[{"index":0,"delta":{"content":"x"},"logprobs":null,"finish_reason":null,"token_ids":%b}]' % ids
+    )
+    members = [b'"id":"c"', choices, b'"kv_transfer_params":null', b'"usage":null']
+    members = members if first else [members[0], members[2], members[1], members[3]]
+
+    stripped = strip(b"data: {" + b",".join(members) + b"}\n\n", keep_token_ids=False)
+
+    assert stripped.data == (
+        b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"x"},"logprobs":null,"finish_reason":null}],'
+        b'"usage":null}\n\n'
+    )
+    assert stripped.handle is None
+    assert stripped.token_ids == ({} if ids == b"null" else {0: json.loads(ids)})
+
+
+def test_what_says_null_elsewhere_is_no_handle_of_the_answers_own() -> None:
+    event = b'data: {"choices":[{"index":0,"delta":{"a":1,"kv_transfer_params":null},"b":2,"token_ids":[9]}],"c":3}\n\n'
+
+    assert strip(event, keep_token_ids=False).data == event.replace(b',"token_ids":[9]', b"")
+
+
 def test_the_finish_chunk_gives_the_handle() -> None:
     event = (
         b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length","token_ids":[]}],"kv_transfer_params":'

@@ -74,6 +74,7 @@ def test_passes_where_one_arm_is_right_and_the_other_wrong() -> None:
         (judge([RIGHT, FAILED], pulled_bytes=1), STOCK, "1 of 2 requests got no answer"),
         (judge([RIGHT]), STOCK, "nothing was pulled"),
         (PASSED, judge([RIGHT, COLD]), "prove nothing"),
+        (PASSED, Tally(), "not known"),
         (judge([replace(RIGHT, reusable=100)], pulled_bytes=1), STOCK, "0.640 of what could be reused"),
     ],
 )

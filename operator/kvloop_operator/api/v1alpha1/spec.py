@@ -100,8 +100,8 @@ class KVTransfer(Part):
     locally, as many or more are pulled. Prefill always looks in its own cache first."""
     connector: ConnectorChoice = ConnectorChoice.AUTO
     """NixlConnector: vLLM's own; the router proves what may be reused. KvloopConnector: a subclass that proves it in
-    the engine. Auto: KvloopConnector where it is known to start (vLLM 0.32.0, KV is read back, one data-parallel rank,
-    no argument that it sets itself), else NixlConnector; status.kvTransfer says which, and why."""
+    the engine. Auto: KvloopConnector with vLLM 0.32.0 (where KV is read back, with one data-parallel rank and no
+    argument that it sets itself), else NixlConnector; status.kvTransfer says which, and why."""
     engine_plugin: EnginePlugin = EnginePlugin.AUTO
     """Whether kvloop's plug-in is brought into the engines, without another image: it puts KV handles on streamed
     answers where vLLM leaves them out (before 0.33), and lets the router release and renew what decode retains. Auto:
