@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from kvloop_connector.settings import Role
+from kvloop_connector.settings import Connector, Role
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import Accelerator, DisaggregatedInference, EFAMode, RoleSpec
+from kvloop_operator.connector_choice import choose
 from kvloop_operator.engine_versions import EngineCapabilities, capabilities, version_of, version_of_tag
 from kvloop_operator.instance_types import InstanceType, instance_type
 
@@ -103,9 +104,15 @@ class RoleFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything that the pure functions know beside the resource. ``engine`` is None where no version is known."""
+    """Everything that the pure functions know beside the resource. ``engine`` is None where no version is known.
+
+    connector: the engines'; never a choice that is left to somebody.
+    connector_because: where the choice was left to kvloop, and is vLLM's own: why; else empty.
+    """
 
     engine: EngineCapabilities | None
+    connector: Connector
+    connector_because: str
     version_from_tag: bool
     prefill: RoleFacts
     decode: RoleFacts
@@ -139,8 +146,13 @@ def resolve(resource: DisaggregatedInference, settings: OperatorSettings) -> Fac
     version = stated or version_of_tag(spec.engine.image)
     known_heads = settings.kv_heads.get(spec.model.id) if spec.model.id is not None else None
     wanted_template = spec.rollout.engine_template_version or settings.live_template_version
+    template = wanted_template or ENGINE_TEMPLATE_VERSIONS[-1]
+    engine = capabilities(version) if version is not None else None
+    chosen = choose(spec, engine, template)
     return Facts(
-        engine=capabilities(version) if version is not None else None,
+        engine=engine,
+        connector=chosen.connector,
+        connector_because=chosen.because,
         version_from_tag=stated is None,
         prefill=_role_facts(spec.prefill, spec.network.efa.mode),
         decode=_role_facts(spec.decode, spec.network.efa.mode),
@@ -154,7 +166,7 @@ def resolve(resource: DisaggregatedInference, settings: OperatorSettings) -> Fac
         secret_material=settings.secret_material,
         operator_namespace=settings.operator_namespace,
         live_template_version=settings.live_template_version,
-        template_version=wanted_template or ENGINE_TEMPLATE_VERSIONS[-1],
+        template_version=template,
         live_connectors=settings.live_connectors,
     )
 

@@ -48,7 +48,7 @@ def kv_revision(resource: DisaggregatedInference, facts: Facts) -> str:
         "args": list(engine.args),
         "env": [variable.model_dump(mode="json", exclude_none=True) for variable in engine.env],
         "accelerators": [facts.prefill.accelerator, facts.decode.accelerator],
-        "connector": spec.kv_transfer.connector,
+        "connector": facts.connector,
         "transfer": asdict(transfer_settings(resource, facts)),
     }
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from kvloop_connector.settings import Role
-from kvloop_operator.api.v1alpha1 import Connector, DisaggregatedInference
+from kvloop_connector.settings import Connector, Role
+from kvloop_operator.api.v1alpha1 import DisaggregatedInference
 from kvloop_operator.api.v1alpha1.faults import shown
+from kvloop_operator.connector_choice import conflicting_arguments
 from kvloop_operator.engine_versions import KVLOOP_CONNECTOR
 from kvloop_operator.errors import Fault
 from kvloop_operator.facts import Facts
 from kvloop_operator.manifests import connector
 from kvloop_operator.manifests.common import Context
 
-_NOT_WITH_KVLOOPS_CONNECTOR = (
-    r"(--(prefix[-_]caching[-_]hash[-_]algo|decode[-_]context[-_]parallel[-_]size)|-dcp)([= ].*)?"
-)
-
 
 def connector_starts(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
     """KvloopConnector ends an engine at its start where it was not tried or has nothing to prove."""
     spec = resource.spec
-    if spec.kv_transfer.connector is not Connector.KVLOOP:
+    if facts.connector is not Connector.KVLOOP:
         return
     if facts.engine is not None and not facts.engine.kvloop_connector:
         tried = " and ".join(str(version) for version in KVLOOP_CONNECTOR)
@@ -32,10 +28,9 @@ def connector_starts(resource: DisaggregatedInference, facts: Facts) -> Iterator
     if not spec.kv_transfer.bidirectional_kv_xfer:
         fault = "KvloopConnector has nothing to prove where no KV is read back"
         yield Fault("spec.kvTransfer.bidirectionalKvXfer", "false", fault, "remove it, or use NixlConnector")
-    for index, argument in enumerate(spec.engine.args):
-        if re.fullmatch(_NOT_WITH_KVLOOPS_CONNECTOR, argument):
-            field, fault = f"spec.engine.args[{index}]", "KvloopConnector sets this itself, or was not tried with it"
-            yield Fault(field, shown(argument), fault, "remove it and its value, or use NixlConnector")
+    for index in conflicting_arguments(spec.engine.args):
+        field, fault = f"spec.engine.args[{index}]", "KvloopConnector sets this itself, or was not tried with it"
+        yield Fault(field, shown(spec.engine.args[index]), fault, "remove it and its value, or use NixlConnector")
 
 
 def plugin_works(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:

@@ -17,8 +17,10 @@ from kvloop.node.images import ProcessImage
 from kvloop.node.node import engines_path
 from kvloop.node.stand_in import EngineEnvironment, EngineKind, real_engine, router, simulated_engine, tiny_model
 from kvloop.resources import examine, load
-from kvloop_operator.api.v1alpha1 import Connector, DisaggregatedInference
+from kvloop_connector.settings import Connector
+from kvloop_operator.api.v1alpha1 import ConnectorChoice, DisaggregatedInference
 from kvloop_operator.api.v1alpha1.arguments import own_arguments
+from kvloop_operator.check import notes
 from kvloop_operator.desired import desired
 from kvloop_operator.facts import Facts, OperatorSettings, SecretMaterial
 from kvloop_operator.manifests.common import Context, plain
@@ -89,11 +91,11 @@ def prepare(
     assert document.facts is not None  # noqa: S101
     facts = document.facts
     resource = DisaggregatedInference.parse(_overlaid(plain(document.resource), settings or {}))
-    notices = [str(note) for note in document.notes]
     if engine is EngineKind.SIM:
-        if resource.spec.kv_transfer.connector is Connector.KVLOOP:
+        if resource.spec.kv_transfer.connector is ConnectorChoice.KVLOOP:
             fault = "spec.kvTransfer.connector: simulated engines have NixlConnector only"
             raise InvalidFile(f"{file}: {fault}; use it, or --engine vllm")
+        facts = replace(facts, connector=Connector.NIXL, connector_because="simulated engines have no other")
         version = told = str(facts.engine.version) if facts.engine is not None else "0.33.0"
         image = simulated_engine(
             state_dir / "bin",
@@ -101,7 +103,8 @@ def prepare(
             time_scale=time_scale,
             stream_handles=streams_carry_handles(Context(resource, facts, "")),
         )
-        notices.insert(0, "engines are SIMULATED: no model runs, texts are made up, times follow a model of timing")
+        simulated = "engines are SIMULATED: no model runs, texts are made up, times follow a model of timing"
+        notices = [simulated, *(str(note) for note in notes(resource, facts))]
         host_paths: tuple[Path, ...] = ()
     else:
         environment = EngineEnvironment.find()

@@ -41,7 +41,7 @@ _RUN = 'exec "$0" "$@"'
 
 def is_kvloops(context: Context) -> bool:
     """Whether the engines run KvloopConnector."""
-    return context.spec.kv_transfer.connector is Connector.KVLOOP
+    return context.facts.connector is Connector.KVLOOP
 
 
 def has_plugin(context: Context) -> bool:

@@ -50,7 +50,7 @@ def router_config(context: Context) -> dict[str, Any]:
         "digestKeyFile": f"{names.SECRET_DIRECTORY}/{names.DIGEST_KEY_KEY}",
         "handleTtlSeconds": ttl,
         "kvTransfer": {
-            "connector": transfer.connector.value,
+            "connector": context.facts.connector.value,
             "bidirectionalKvXfer": transfer.bidirectional_kv_xfer,
             "kvRecomputeThreshold": transfer.kv_recompute_threshold,
             "decoderKvBlocksTtlSeconds": transfer.decoder_kv_blocks_ttl_seconds,

@@ -193,7 +193,7 @@ def _revision(situation: Situation, role: Engines) -> str:
 
 
 def _rest(situation: Situation, transfer: Transfer) -> dict[str, Any]:
-    rest: dict[str, Any] = {"kvTransfer": {"verifiedRevision": transfer.verified_revision}}
+    rest: dict[str, Any] = {"kvTransfer": {"verifiedRevision": transfer.verified_revision, **_connector(situation)}}
     if situation.facts is not None:
         newest, current = ENGINE_TEMPLATE_VERSIONS[-1], situation.facts.template_version
         rest["engineTemplate"] = {"current": current, "offered": "" if newest == current else newest}
@@ -206,6 +206,13 @@ def _rest(situation: Situation, transfer: Transfer) -> dict[str, Any]:
     else:
         rest["url"] = text(situation.previous, "url")
     return rest
+
+
+def _connector(situation: Situation) -> dict[str, str]:
+    facts, before = situation.facts, situation.previous
+    if facts is None:
+        return {name: text(before, "kvTransfer", name) for name in ("connector", "connectorMessage")}
+    return {"connector": facts.connector.value, "connectorMessage": facts.connector_because}
 
 
 def _transitions(previous: Object, conditions: Sequence[Object]) -> Iterator[Transition]:

@@ -75,7 +75,7 @@ def test_the_handshake_cannot_be_switched_off() -> None:
 
 def test_notes_say_what_an_older_engine_cannot_do() -> None:
     def texts(version: str) -> list[str]:
-        parsed = resource(engine__version=version)
+        parsed = resource(engine__version=version, kvTransfer__connector="NixlConnector")
         return [note.text for note in notes(parsed, facts_of(parsed))]
 
     assert texts("0.33.0") == []
@@ -114,7 +114,8 @@ def test_what_kvloops_connector_mounts_is_free_without_it() -> None:
         assert found(**KVLOOP, **mounted) == ["spec.decode.volumeMounts[0].mountPath"]
 
 
-PLUGIN: Any = {"kvTransfer__enginePlugin": "Enabled", "engine__version": "0.32.0"}
+STOCK: Any = {"kvTransfer__connector": "NixlConnector", "engine__version": "0.32.0"}
+PLUGIN: Any = {**STOCK, "kvTransfer__enginePlugin": "Enabled"}
 OWN_EXTENSION = ["--worker-extension-cls", "mine.Extension"]
 TWO_RANKS: Any = {"decode__tensorParallelSize": 4, "decode__dataParallelSize": 2}
 
@@ -124,8 +125,8 @@ def test_streams_carry_handles_by_the_plug_in_with_either_connector() -> None:
         parsed = resource(**changes)
         return [note.text for note in notes(parsed, facts_of(parsed))]
 
-    assert "enginePlugin: Enabled brings it" in texts(engine__version="0.32.0")[0]
-    assert "enginePlugin" not in texts(engine__version="0.31.0")[0]
+    assert "enginePlugin: Enabled brings it" in texts(**STOCK)[0]
+    assert "enginePlugin" not in texts(**{**STOCK, "engine__version": "0.31.0"})[0]
     for settings in (KVLOOP, PLUGIN):
         assert texts(**settings) == []
         assert texts(**settings, engine__env=[{"name": "VLLM_PLUGINS", "value": "neuron"}]) == []

@@ -45,7 +45,7 @@ def test_the_handle_ttl_follows_from_the_decoders() -> None:
     [("0.30.0", (False, False, False)), ("0.32.0", (True, False, True)), ("0.33.0", (True, True, True))],
 )
 def test_the_router_is_told_what_the_engines_can_do(version: str, can: tuple[bool, bool, bool]) -> None:
-    told = config(engine__version=version).engine
+    told = config(engine__version=version, kvTransfer__connector="NixlConnector").engine
     assert (told.prompt_token_ids, told.stream_handles, told.multi_group_reuse) == can
 
 

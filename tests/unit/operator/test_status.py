@@ -942,10 +942,28 @@ def test_the_newest_engine_template_is_offered_to_nobody() -> None:
 
 def test_verification_is_kept_by_kv_revision() -> None:
     shown = scene()
-    assert said(shown)["kvTransfer"] == {"verifiedRevision": shown.revision}
+    assert said(shown)["kvTransfer"]["verifiedRevision"] == shown.revision
     other = replace(shown, pairs={}, previous={"kvTransfer": {"verifiedRevision": "another"}})
     assert conditions(said(other))["KVTransferVerified"] == ("Unknown", "VerifyingKVTransfer")
-    assert said(other)["kvTransfer"] == {"verifiedRevision": "another"}
+    assert said(other)["kvTransfer"]["verifiedRevision"] == "another"
+
+
+def test_the_connector_that_was_left_to_kvloop_is_told_and_why_it_is_not_kvloops() -> None:
+    def transfer(**changes: Any) -> Any:
+        return said(scene(**changes))["kvTransfer"]
+
+    assert transfer(kvTransfer__connector="NixlConnector")["connector"] == "NixlConnector"
+    assert transfer(kvTransfer__connector="NixlConnector")["connectorMessage"] == ""
+    assert transfer(engine__version="0.33.0")["connector"] == "NixlConnector"
+    assert "0.32.0 only" in transfer(engine__version="0.33.0")["connectorMessage"]
+    assert transfer(engine__version="0.32.0")["connector"] == "KvloopConnector"
+    assert transfer(engine__version="0.32.0")["connectorMessage"] == ""
+
+
+def test_the_connector_stays_told_while_the_spec_cannot_be_read() -> None:
+    told = said(scene())["kvTransfer"]
+    unread = said(scene(), resource=None, facts=None, previous={"kvTransfer": told})["kvTransfer"]
+    assert unread == told
 
 
 def test_pairs_of_another_revision_or_of_pods_that_are_gone_prove_nothing() -> None:

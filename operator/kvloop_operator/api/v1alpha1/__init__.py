@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvloop_connector.settings import Connector
 from kvloop_operator.api.v1alpha1.resource import DisaggregatedInference, Metadata
 from kvloop_operator.api.v1alpha1.roles import Accelerator, RoleSpec
 from kvloop_operator.api.v1alpha1.spec import (
+    ConnectorChoice,
     DisaggregatedInferenceSpec,
     EFAMode,
     EnginePlugin,
@@ -16,7 +16,7 @@ from kvloop_operator.api.v1alpha1.status import DisaggregatedInferenceStatus
 
 __all__ = [
     "Accelerator",
-    "Connector",
+    "ConnectorChoice",
     "DisaggregatedInference",
     "DisaggregatedInferenceSpec",
     "DisaggregatedInferenceStatus",

@@ -37,6 +37,14 @@ from kvloop_operator.api.v1alpha1.router import RouterSpec
 _OWN_KEYS = sorted(OWN_EXTRA_KEYS)
 
 
+class ConnectorChoice(StrEnum):
+    """How KV handles are proven to fit, as a resource says it."""
+
+    AUTO = "Auto"
+    NIXL = Connector.NIXL.value
+    KVLOOP = Connector.KVLOOP.value
+
+
 class EnginePlugin(StrEnum):
     """Whether kvloop's plug-in is brought into the engines."""
 
@@ -63,7 +71,9 @@ class KVTransfer(Part):
             # The default of the whole, {}, is judged before its own defaults are in it.
             cel="!has(self.connector) || self.connector != 'KvloopConnector'"
             " || !has(self.enginePlugin) || self.enginePlugin != 'Disabled'",
-            holds=lambda it: it.connector is not Connector.KVLOOP or it.engine_plugin is not EnginePlugin.DISABLED,
+            holds=lambda it: (
+                it.connector is not ConnectorChoice.KVLOOP or it.engine_plugin is not EnginePlugin.DISABLED
+            ),
             field="enginePlugin",
             fault="KvloopConnector comes with it",
             remedy="remove it, or use NixlConnector",
@@ -88,9 +98,10 @@ class KVTransfer(Part):
     """``kv_recompute_threshold``, in tokens. It is compared, by vLLM, with min(remote_num_tokens, prompt tokens) −
     tokens that prefill's own prefix cache holds, after kvloop's trimming: fewer than the threshold are computed
     locally, as many or more are pulled. Prefill always looks in its own cache first."""
-    connector: Connector = Connector.NIXL
+    connector: ConnectorChoice = ConnectorChoice.AUTO
     """NixlConnector: vLLM's own; the router proves what may be reused. KvloopConnector: a subclass that proves it in
-    the engine."""
+    the engine. Auto: KvloopConnector with vLLM 0.32.0 (where KV is read back, with one data-parallel rank and no
+    argument that it sets itself), else NixlConnector; status.kvTransfer says which, and why."""
     engine_plugin: EnginePlugin = EnginePlugin.AUTO
     """Whether kvloop's plug-in is brought into the engines, without another image: it puts KV handles on streamed
     answers where vLLM leaves them out (before 0.33), and lets the router release and renew what decode retains. Auto:

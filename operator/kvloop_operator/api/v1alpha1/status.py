@@ -59,8 +59,12 @@ class EngineTemplateStatus(Part):
 
 
 class KVTransferStatus(Part):
-    """What the routers' canaries have shown."""
+    """How KV travels, and what the routers' canaries have shown."""
 
+    connector: _Text = ""
+    """The connector of the engines that are wanted."""
+    connector_message: Annotated[str, Field(max_length=1024)] = ""
+    """Why kvTransfer.connector Auto is NixlConnector here; empty where it is not."""
     verified_revision: _Text = ""
     """KV revision at which KV was last seen to move; empty before it was."""
 
