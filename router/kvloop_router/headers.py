@@ -19,6 +19,10 @@ DECODE = "X-Kvloop-Decode"
 REQUEST_ID = "X-Request-Id"
 CONVERSATION_ID = "X-Conversation-ID"
 API_KEY = "X-Api-Key"
+ANTHROPICS_REQUEST_ID = "Request-Id"
+
+MESSAGES = "/v1/messages"
+"""Where Anthropic's API begins, whose errors and request id have a shape of their own."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:+=@-]{1,128}")
 

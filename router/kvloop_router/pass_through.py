@@ -22,8 +22,7 @@ from kvloop_router.metrics import Metrics
 from kvloop_router.request import CONVERSATION_FIELD, parse_json, refuse_own_fields, require_model
 from kvloop_router.turn_log import TurnReport
 
-MESSAGES = "/v1/messages"
-GENERATING = (responses.PATH, MESSAGES)
+GENERATING = (responses.PATH, headers.MESSAGES)
 """These generate, but give no handle that could be proven or released."""
 
 _POOLING = (

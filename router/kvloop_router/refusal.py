@@ -12,7 +12,6 @@ from kvloop_router import headers
 from kvloop_router.errors import EngineError, EngineRejected, RequestError, Unavailable
 
 _RETRY_AFTER_SECONDS = 1
-_ANTHROPICS = "/v1/messages"
 _ANTHROPICS_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -51,19 +50,23 @@ def refusal(error: Exception, told: dict[str, str], path: str = "") -> web.Respo
         told = {**told, "Retry-After": str(fault.retry_after)}
     if fault.status == HTTPStatus.UNAUTHORIZED:
         told = {**told, "WWW-Authenticate": "Bearer"}
-    shape = _anthropics(fault, told) if path.startswith(_ANTHROPICS) else _openais(fault)
-    return json_response(fault.status, shape, told)
+    if not path.startswith(headers.MESSAGES):
+        return json_response(fault.status, _openais(fault), told)
+    request_id = told.get(headers.REQUEST_ID, "")
+    return json_response(
+        fault.status, _anthropics(fault, request_id), {**told, headers.ANTHROPICS_REQUEST_ID: request_id}
+    )
 
 
 def _openais(fault: RequestError) -> dict[str, Any]:
     return {"error": {"message": fault.message, "type": fault.kind, "param": fault.param, "code": fault.code}}
 
 
-def _anthropics(fault: RequestError, told: dict[str, str]) -> dict[str, Any]:
+def _anthropics(fault: RequestError, request_id: str) -> dict[str, Any]:
     client_fault = fault.status < HTTPStatus.INTERNAL_SERVER_ERROR
     kind = _ANTHROPICS_KINDS.get(fault.status, "invalid_request_error" if client_fault else "api_error")
     error = {"type": kind, "message": fault.message}
-    return {"type": "error", "error": error, "request_id": told.get(headers.REQUEST_ID)}
+    return {"type": "error", "error": error, "request_id": request_id}
 
 
 def json_response(status: int, body: Any, told: dict[str, str] | None = None) -> web.Response:

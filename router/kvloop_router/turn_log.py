@@ -55,6 +55,8 @@ class TurnReport:
             headers.PREFILL: self.prefill,
             headers.DECODE: self.decode,
         }
+        if self.api.startswith(headers.MESSAGES):
+            told[headers.ANTHROPICS_REQUEST_ID] = self.request_id
         return {name: value for name, value in told.items() if value}
 
 
