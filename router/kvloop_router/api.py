@@ -63,9 +63,7 @@ class PublicApi:
         self._metrics = metrics
         self._clock = clock
         self._limits = TenantLimits(config.limits.concurrent_requests_per_tenant, metrics.over_limit.inc)
-        self._pass_through = PassThrough(
-            engines=engines, metrics=metrics, random=state.random, set_salt=config.cache_salt
-        )
+        self._pass_through = PassThrough(config=config, engines=engines, metrics=metrics, random=state.random)
 
     def application(self) -> web.Application:
         """The aiohttp application."""

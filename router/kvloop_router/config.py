@@ -144,8 +144,12 @@ class Limits(_Model):
 
 
 class Timeouts(_Model):
-    """Seconds. prefill: for a whole prefill leg. drain: for running turns after SIGTERM."""
+    """Seconds. prefill: for a whole prefill leg. drain: for running turns after SIGTERM.
 
+    keep_alive: for how long a stream may be silent before a comment is sent; None: for ever.
+    """
+
+    keep_alive_seconds: float | None = Field(default=None, gt=0)
     connect_seconds: float = Field(default=5.0, gt=0)
     prefill_seconds: float = Field(default=600.0, gt=0)
     drain_seconds: float = Field(default=600.0, ge=0)

@@ -16,8 +16,10 @@ from aiohttp import web
 from kvloop_connector.settings import Role
 from kvloop_router import forms, headers, policy, relay, responses
 from kvloop_router.client import Client
+from kvloop_router.config import Config
 from kvloop_router.engines import Engines
 from kvloop_router.errors import EngineFailed, EngineUnreachable, RequestError
+from kvloop_router.keep_alive import kept_alive
 from kvloop_router.metrics import Metrics
 from kvloop_router.request import CONVERSATION_FIELD, parse_json, refuse_own_fields, require_model
 from kvloop_router.turn_log import TurnReport
@@ -50,13 +52,14 @@ Salt = Callable[[str | None], str | None]
 
 
 class PassThrough:
-    """Passes requests through. ``set_salt``: whether the engines' prefix caches are kept apart by tenant."""
+    """Passes requests through."""
 
-    def __init__(self, *, engines: Engines, metrics: Metrics, random: Random, set_salt: bool) -> None:
+    def __init__(self, *, config: Config, engines: Engines, metrics: Metrics, random: Random) -> None:
         self._engines = engines
         self._metrics = metrics
         self._random = random
-        self._set_salt = set_salt
+        self._set_salt = config.cache_salt
+        self._keep_alive_seconds = config.timeouts.keep_alive_seconds
 
     async def read(
         self, request: web.Request, models: frozenset[str], report: TurnReport, salt: Salt
@@ -97,7 +100,7 @@ class PassThrough:
             report.decode = policy.choose_one(self._engines.snapshot(), self._random, Role.DECODE, tried)
             try:
                 async with self._engines.stream(report.decode, request.path, data, sent) as upstream:
-                    await relay.copy(upstream, client)
+                    await relay.copy(kept_alive(upstream, client, self._keep_alive_seconds), client)
             except (EngineUnreachable, EngineFailed) as error:
                 report.attempts.append(f"decode {error}")
                 if client.started or attempt + 1 == _ATTEMPTS:

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from tests.integration.router_process import MODEL, RouterUnderTest, chat_body, scripted
-from tests.integration.scripted_engine import ScriptedEngine, fails, resets, waits
+from tests.integration.scripted_engine import ScriptedEngine, fails, resets, starts_then_waits, waits
 
 RESPONSES = {"model": MODEL, "input": "hello"}
 MESSAGES = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
@@ -265,3 +265,21 @@ async def test_a_huge_header_is_refused_clearly(router: RouterUnderTest, decode:
 
     assert got.status == 400
     assert decode.asked == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_silent_stream_is_kept_alive_and_is_otherwise_the_same(
+    tmp_path: Path, prefill: ScriptedEngine, decode: ScriptedEngine, path: str
+) -> None:
+    go_on = asyncio.Event()
+    decode.script = [starts_then_waits(go_on)]
+    body = {**chat_body("hello"), "max_tokens": 5, "stream": True}
+    async with scripted(tmp_path, prefill, decode, timeouts={"keepAliveSeconds": 0.01}) as router:
+        async with router.session.post(router.url + path, json=body) as response:
+            begun = await response.content.readuntil(b": keep-alive\n\n")
+            go_on.set()
+            silent = begun + await response.read()
+        usual = await router.post(path, body)
+
+    assert silent.startswith(b"data: {")
+    assert silent.replace(b": keep-alive\n\n", b"") == usual.text.encode()
