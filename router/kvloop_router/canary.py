@@ -317,6 +317,9 @@ class _Nobody:
     async def write(self, data: bytes) -> None:
         return None
 
+    async def comment(self, data: bytes) -> None:
+        pass
+
     async def end(self) -> None:
         return None
 

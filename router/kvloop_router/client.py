@@ -48,6 +48,10 @@ class Client:
         """Send bytes of the body."""
         if self._report.ttft_seconds is None:
             self._report.ttft_seconds = self._clock() - self.began
+        await self.comment(data)
+
+    async def comment(self, data: bytes) -> None:
+        """Send bytes that are no part of the answer."""
         try:
             await self.response.write(data)
         except ConnectionError as error:

@@ -133,14 +133,23 @@ class Engine(_Model):
 
 
 class Limits(_Model):
-    """body_bytes: the largest request body that is read."""
+    """body_bytes: the largest request body that is read.
+
+    concurrent_requests_per_tenant: how many requests of one API key may run at once in this process, unless the key has
+        a limit of its own; None: any number.
+    """
 
     body_bytes: int = Field(default=33_554_432, ge=1)
+    concurrent_requests_per_tenant: int | None = Field(default=None, ge=0)
 
 
 class Timeouts(_Model):
-    """Seconds. prefill: for a whole prefill leg. drain: for running turns after SIGTERM."""
+    """Seconds. prefill: for a whole prefill leg. drain: for running turns after SIGTERM.
 
+    keep_alive: for how long a stream may be silent before a comment is sent; None: for ever.
+    """
+
+    keep_alive_seconds: float | None = Field(default=None, gt=0)
     connect_seconds: float = Field(default=5.0, gt=0)
     prefill_seconds: float = Field(default=600.0, gt=0)
     drain_seconds: float = Field(default=600.0, ge=0)
@@ -257,15 +266,6 @@ def read_token(path: Path) -> str:
     if not token:
         raise InvalidConfig("admin.tokenFile: the file is empty")
     return token
-
-
-def read_api_keys(path: Path) -> frozenset[str]:
-    """The keys that clients may use: one a line, lines that start with ``#`` left out. Raises InvalidConfig."""
-    lines = _read(path, "apiKeysFile").decode("utf-8", "replace").splitlines()
-    keys = frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    if not keys:
-        raise InvalidConfig("apiKeysFile: no key in the file, so that nobody could use the API")
-    return keys
 
 
 def _read(path: Path, field: str) -> bytes:

@@ -23,7 +23,10 @@ class InvalidConfig(RouterError):
 
 
 class RequestError(RouterError):
-    """A request that is answered with ``status`` and never reaches an engine."""
+    """A request that is answered with ``status`` and never reaches an engine.
+
+    retry_after: in how many seconds it may be asked again; None: asking again does not help.
+    """
 
     def __init__(
         self,
@@ -33,6 +36,7 @@ class RequestError(RouterError):
         code: str | None = None,
         status: int = 400,
         kind: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -40,6 +44,7 @@ class RequestError(RouterError):
         self.code = code
         self.status = status
         self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+        self.retry_after = retry_after
 
 
 class Unavailable(RouterError):

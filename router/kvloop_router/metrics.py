@@ -52,6 +52,8 @@ class Metrics:
         self.discovery = self._counter(
             "discovery_interruptions", "Watches of the engines' pods that did not end by their time.", "reason"
         )
+        self.over_limit = self._counter("over_limit", "Requests that were refused since their tenant had too many.")
+        self.reloads = self._counter("reloads", "Files that changed while the router ran.", "file", "outcome")
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "From the request to the answer's first byte.", "path"
         )

@@ -14,11 +14,13 @@ from typing import Any
 
 from aiohttp import web
 
+from kvloop_router import api_keys
 from kvloop_router.admin import AdminApi
 from kvloop_router.api import PublicApi
+from kvloop_router.api_keys import ApiKeys
 from kvloop_router.background import Background
 from kvloop_router.canary import Canary
-from kvloop_router.config import Config, read_api_keys, read_digest_key, read_token
+from kvloop_router.config import Config, read_digest_key, read_token
 from kvloop_router.discovery import watch
 from kvloop_router.engine_spec import EngineSpec
 from kvloop_router.engines import Engines, open_session
@@ -29,6 +31,7 @@ from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs, Templates
 from kvloop_router.release import Releases
 from kvloop_router.releasing import Releaser
+from kvloop_router.reloading import Reloading
 from kvloop_router.renewing import Renewer
 from kvloop_router.state import State
 from kvloop_router.store import MemoryStore
@@ -39,6 +42,7 @@ from kvloop_router.turn_log import TurnLog
 _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 0.5
 _HEALTH_SECONDS = 2.0
+_RELOADING_SECONDS = 2.0
 _RENEWAL_LEAD = 4
 """Handles are renewed in this part of their time, the last."""
 
@@ -58,6 +62,7 @@ class Router:
     background: Background
     releaser: Releaser
     truth_sampling: TruthSampling
+    reloading: Reloading
 
     async def drained(self) -> None:
         """Take no new turns, and wait until the running ones and the legs of clients that left have ended."""
@@ -80,9 +85,10 @@ async def serving(
     """A router that serves until the context is left, which cuts off what still runs. Raises InvalidConfig."""
     secret = read_digest_key(Path(config.digest_key_file))
     token = read_token(Path(config.admin.token_file))
-    api_keys = read_api_keys(Path(config.api_keys_file)) if config.api_keys_file else frozenset()
     random = random or Random()  # noqa: S311  it spreads load
     metrics, log, pairs, background = Metrics(), TurnLog(), Pairs(), Background()
+    reloading = Reloading(lambda name, outcome: metrics.reloads.labels(name, outcome).inc())
+    keys = _api_keys(config, secret, reloading)
     state = State(time.time(), random)
     store = MemoryStore(max_handles=config.handle_store.max_handles, clock=clock, ended=metrics.handle_ended)
 
@@ -142,7 +148,7 @@ async def serving(
         public = PublicApi(
             config=config,
             secret=secret,
-            api_keys=api_keys,
+            api_keys=keys,
             engines=engines,
             turns=turns,
             state=state,
@@ -163,6 +169,7 @@ async def serving(
 
         background.serve(await _discovery(config, discovered, metrics, random), "discovery")
         background.serve(lambda: engines.watch(interval=_HEALTH_SECONDS), "health checks")
+        background.serve(lambda: reloading.run(interval=_RELOADING_SECONDS), "changed files")
 
         releaser = Releaser(config=config, releases=releases, engines=engines, pairs=pairs, calls=calls, random=random)
         background.serve(releaser.tell, "releases by name")
@@ -192,6 +199,7 @@ async def serving(
             background=background,
             releaser=releaser,
             truth_sampling=truth_sampling,
+            reloading=reloading,
         )
         yield router
         await router.release_all()
@@ -215,6 +223,16 @@ async def _discovery(
         random=random,
         interrupted=lambda why: metrics.discovery.labels(why).inc(),
     ).run
+
+
+def _api_keys(config: Config, secret: bytes, reloading: Reloading) -> ApiKeys:
+    """The keys, which change with their file. Raises InvalidConfig."""
+    if config.api_keys_file is None:
+        return ApiKeys(secret)
+    path = Path(config.api_keys_file)
+    keys = ApiKeys(secret, api_keys.read(path))
+    reloading.watch("apiKeysFile", (path,), lambda: keys.replace(api_keys.read(path)))
+    return keys
 
 
 async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: int) -> tuple[str, int]:

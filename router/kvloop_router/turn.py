@@ -34,6 +34,7 @@ from kvloop_router.errors import (
     StreamBroken,
     Unavailable,
 )
+from kvloop_router.keep_alive import kept_alive
 from kvloop_router.kept import HandleStore, Query
 from kvloop_router.leases import UNKNOWN, Pace
 from kvloop_router.metrics import Metrics
@@ -338,9 +339,8 @@ class Turns:
             data, _ = await relay.whole(answer, name, keep_token_ids=keep_token_ids, finished=finished)
             return data
         async with self._engines.stream(name, turn.request.api, orjson.dumps(body), turn.headers) as upstream:
-            await relay.stream(
-                upstream, downstream, keep_token_ids=keep_token_ids, finished=finished, clock=self._clock
-            )
+            source = kept_alive(upstream, downstream, self._config.timeouts.keep_alive_seconds)
+            await relay.stream(source, downstream, keep_token_ids=keep_token_ids, finished=finished, clock=self._clock)
         return None
 
     async def _finish(self, turn: Turn, engine: Engine, params: Mapping[str, Any] | None, ended: Ended) -> None:

@@ -17,6 +17,7 @@ _RECENT = 1000
 class TurnReport:
     """A turn as it goes, and at its end as it went.
 
+    tenant: the name of its API key, where that has one.
     reason: why it is not warm; empty where it is. reused_tokens: tokens of the prompt that prefill did not compute,
     within the prefix that the handle was proven to cover. no_handle: why nothing was kept; empty where something was.
     phase: how far it has come: ``queue``, ``prefill``, ``decode``, ``stream``.
@@ -25,6 +26,7 @@ class TurnReport:
 
     request_id: str
     api: str
+    tenant: str = ""
     model: str = ""
     path: str = "cold"
     reason: str = ""
@@ -53,6 +55,8 @@ class TurnReport:
             headers.PREFILL: self.prefill,
             headers.DECODE: self.decode,
         }
+        if self.api.startswith(headers.MESSAGES):
+            told[headers.ANTHROPICS_REQUEST_ID] = self.request_id
         return {name: value for name, value in told.items() if value}
 
 

@@ -22,7 +22,7 @@ from kvloop_connector.settings import Role
 BLOCK_SIZE = 4
 ANSWER = "fine"
 END = "\n"
-_GENERATES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+_GENERATES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
 
 Step = Callable[["ScriptedEngine", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
@@ -116,7 +116,7 @@ def rendered(body: Mapping[str, Any]) -> list[int]:
     if "messages" in body:
         texts = [f"<{message['role']}>{_text(message.get('content'))}{END}" for message in body["messages"]]
         return list(("".join(texts) + "<assistant>").encode())
-    prompt = body["prompt"]
+    prompt = body["prompt"] if "prompt" in body else body["input"]
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
         (prompt,) = prompt
     return list(prompt.encode()) if isinstance(prompt, str) else list(prompt)

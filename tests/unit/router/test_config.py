@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvloop_router.config import Config, load, parse, read_api_keys, read_digest_key, read_token
+from kvloop_router.config import Config, load, parse, read_digest_key, read_token
 from kvloop_router.errors import InvalidConfig
 
 COMPLETE: dict[str, Any] = {
@@ -160,17 +160,8 @@ def test_a_digest_key_is_hexadecimal_or_raw(tmp_path: Path, content: bytes, key:
 def test_secrets_that_protect_nothing_are_refused(tmp_path: Path) -> None:
     (tmp_path / "short").write_text("too short")
     (tmp_path / "empty").write_text("\n")
-    (tmp_path / "comments").write_text("# nobody\n\n")
 
     with pytest.raises(InvalidConfig, match="digestKeyFile"):
         read_digest_key(tmp_path / "short")
     with pytest.raises(InvalidConfig, match="tokenFile"):
         read_token(tmp_path / "empty")
-    with pytest.raises(InvalidConfig, match="apiKeysFile"):
-        read_api_keys(tmp_path / "comments")
-
-
-def test_api_keys_are_one_a_line(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("# team a\nkey-a\n\n key-b \n")
-
-    assert read_api_keys(tmp_path / "keys") == {"key-a", "key-b"}

@@ -52,13 +52,16 @@ def test_a_request_id_is_taken_over_where_it_is_harmless(offered: str | None, ta
     assert headers.request_id(offered, "fresh") == (offered if taken else "fresh")
 
 
+TRACE = f"00-{'1' * 32}-{'2' * 16}-01"
+
+
 def test_a_leg_gets_trace_context_and_nothing_else_of_the_client() -> None:
-    incoming = {"traceparent": "00-1-2-01", "Authorization": "Bearer key", "Cookie": "x", "X-Forwarded-For": "1.2.3.4"}
+    incoming = {"traceparent": TRACE, "Authorization": "Bearer key", "Cookie": "x", "X-Forwarded-For": "1.2.3.4"}
 
     assert headers.upstream(incoming, "id") == {
         "Content-Type": "application/json",
         "X-Request-Id": "id",
-        "traceparent": "00-1-2-01",
+        "traceparent": TRACE,
     }
 
 
