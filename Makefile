@@ -157,6 +157,10 @@ generate: install helm ## Write the generated files: the CRD, the charts' copies
 bench-proof: install ## Time the proof of reuse on both sides and the splicing of chunks: bench/results/proof.json
 	$(BIN)/python -m bench.proof
 
+.PHONY: bench-handles
+bench-handles: install ## Measure what kept handles take, memory and time: bench/results/handles.json
+	$(BIN)/python -m bench.handles
+
 .PHONY: bench-operator
 bench-operator: install cluster-parts ## Time the operator with 100 and 1,000 resources: bench/results/operator.json
 	$(BIN)/python -m bench.operator

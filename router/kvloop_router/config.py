@@ -147,10 +147,11 @@ class Timeouts(_Model):
 
 
 class MemoryStore(_Model):
-    """Handles in the memory of this one process."""
+    """Handles in the memory of this one process. max_bytes: that they take there, about."""
 
     kind: Literal["memory"] = "memory"
     max_handles: int = Field(default=20_000, ge=1)
+    max_bytes: int = Field(default=419_430_400, ge=1_048_576)
 
 
 class Canary(_Model):

@@ -141,7 +141,7 @@ class Reuse:
             self._releases.add(option.kept, Why.NO_PAIR)
 
     def _proven(self, kept: Kept, scope: Scope, token_ids: Sequence[int]) -> int:
-        groups = [sum(count for _, count in runs) for runs in kept.blocks]
+        groups = kept.group_sizes
         if len(groups) > 1 and not self._config.engine.multi_group_reuse:
             return 0
         return reusable_tokens(

@@ -84,7 +84,12 @@ async def serving(
     random = random or Random()  # noqa: S311  it spreads load
     metrics, log, pairs, background = Metrics(), TurnLog(), Pairs(), Background()
     state = State(time.time(), random)
-    store = MemoryStore(max_handles=config.handle_store.max_handles, clock=clock, ended=metrics.handle_ended)
+    store = MemoryStore(
+        max_handles=config.handle_store.max_handles,
+        max_bytes=config.handle_store.max_bytes,
+        clock=clock,
+        ended=metrics.handle_ended,
+    )
 
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session())

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvloop_connector.digest import Retained
 from kvloop_connector.lifecycle import State
 from kvloop_router.history import trail
-from kvloop_router.kept import Absence, GivenUp, Kept, Why
+from kvloop_router.kept import SHORTLIST, Absence, GivenUp, Kept, Retention, Why
 from kvloop_router.leases import Held, Pace
 from kvloop_router.request import Api, Request
-from kvloop_router.store import SHORTLIST, MemoryStore
+from kvloop_router.store import MemoryStore
 from tests.unit.router.kept_handles import KEY, Clock, kept, next_turn, query
 
 
@@ -214,7 +215,7 @@ class TestRenewal:
         clock.now = handle.deadline
         assert (await store.find(next_turn("hello"))).matches[0].kept.params["remote_blocks_expiry_time"] == 99.5
         assert await absence(store, "other") is Absence.EXPIRED
-        assert store.retained() == {"uid-0": (1, 1900.0)}
+        assert await store.retained() == {"uid-0": Retention(1, 3, 1900.0)}
         clock.now = self.LATER.deadline
         assert await absence(store, "hello") is Absence.EXPIRED
 
@@ -264,6 +265,51 @@ async def test_a_full_store_gives_up_the_oldest_that_nobody_reads(store: MemoryS
     assert await store.put(kept("new", "new")) == (GivenUp(handles[1], Why.FULL),)
     assert len(store) == 10
     assert await absence(store, "question 1") is Absence.EVICTED
+
+
+class TestBytes:
+    """Long conversations take more room than short ones, whatever their number."""
+
+    LONG = Retained(digests=bytes(12_000), tokens=24_000, exact=b"")
+
+    async def test_the_longest_idle_are_given_up(self, clock: Clock) -> None:
+        store = MemoryStore(max_handles=1000, max_bytes=64_000, clock=clock)
+        handles = [kept(f"{index}", f"question {index}", retained=self.LONG) for index in range(5)]
+        for handle in handles[:4]:
+            assert await store.put(handle) == ()
+        await store.take(handles[0].ident)
+
+        assert await store.put(handles[4]) == (GivenUp(handles[1], Why.FULL),)
+        assert 4 * 12_000 < store.size <= 64_000
+
+    async def test_one_that_fits_nowhere_is_not_kept_and_pushes_nobody_out(self, clock: Clock) -> None:
+        store = MemoryStore(max_handles=1000, max_bytes=10_000, clock=clock)
+        await store.put(kept("short", "a"))
+        long = kept("long", "b", retained=self.LONG)
+
+        assert await store.put(long) == (GivenUp(long, Why.FULL),)
+        assert len(store) == 1
+
+    async def test_nothing_is_counted_that_is_gone(self, store: MemoryStore, clock: Clock) -> None:
+        handle = kept("one", "a")
+        await store.put(handle)
+        await store.renew(handle.renewed({**handle.params, "more": "x" * 100}, Held(0.0, 1900.0, 4000.0, Pace())))
+        assert await store.withdraw(handle.ident)
+
+        assert store.size == 0
+
+
+async def test_a_handle_is_kept_once(store: MemoryStore) -> None:
+    handle = kept("one", "a")
+    await store.put(handle)
+    grant = await store.take(handle.ident)
+
+    assert await store.put(handle) == ()
+
+    assert grant is not None
+    assert await store.take(handle.ident) is None
+    await store.spend(handle.ident, grant)
+    assert (len(store), store.retained_blocks("uid-0")) == (0, 0)
 
 
 async def test_an_engine_retains_no_more_blocks_than_it_may(store: MemoryStore) -> None:
@@ -368,7 +414,7 @@ async def test_what_is_retained_is_counted_by_process(store: MemoryStore, clock:
     await store.put(kept("two", "b", deadline=1460.0))
     await store.put(kept("three", "c", deadline=1460.0, process="uid-1"))
 
-    assert store.retained() == {"uid-0": (2, 1460.0), "uid-1": (1, 1460.0)}
+    assert await store.retained() == {"uid-0": Retention(2, 3, 1460.0), "uid-1": Retention(1, 3, 1460.0)}
 
 
 async def test_a_kept_handle_is_the_engines_own(store: MemoryStore) -> None:
@@ -479,7 +525,7 @@ class Bookkeeping(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_is_live(self) -> None:
-        self.store.retained()
+        self.run(self.store.retained())
         live = [handle for ident, handle in self.made.items() if ident not in self.over]
         for pod in ("u0", "u1"):
             blocks = {block for handle in live if handle.process == pod for block in handle.retained_blocks}
