@@ -27,6 +27,7 @@ class Absence(StrEnum):
     ENGINE_GONE = "engine_gone"
     EVICTED = "evicted"
     BELOW_THRESHOLD = "below_threshold"
+    STORE_UNAVAILABLE = "store_unavailable"
 
 
 class Why(StrEnum):
@@ -40,6 +41,8 @@ class Why(StrEnum):
     """Its engine retained more than it may; it was the longest idle."""
     FULL = "full"
     """There is no place for more handles."""
+    STORE_UNAVAILABLE = "store_unavailable"
+    """The store that routers share could not be reached."""
     USELESS = "useless"
     """The next turn's history has nothing in common with it that could be reused."""
     NO_PAIR = "no_pair"

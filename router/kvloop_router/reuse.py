@@ -204,9 +204,12 @@ class Reuse:
                 ends=since + self._longest,
                 pace=pace,
             )
+            refused = ""
             for given_up in await self._store.put(kept, max_blocks=self._budget(decode, handle)):
                 self._releases.add(given_up.kept, given_up.why)
-            return ""
+                if given_up.kept.ident == kept.ident:
+                    refused = given_up.why.value
+            return refused
         self._releases.add_handle(
             handle,
             Why.NOT_KEPT,
