@@ -63,8 +63,13 @@ checks: install
 test-fast: install ## Unit and protocol tests: no process is started
 	$(PYTEST) -n 2 --dist worksteal tests/unit tests/protocol
 
+# The distribution's own; elsewhere than on Debian with root, what needs it skips with the reason unless it is there.
+.PHONY: store-server
+store-server: install
+	@$(BIN)/python -m tests.harness.store_server || [ "$${CI:-}" != true ]
+
 .PHONY: test-integration
-test-integration: install ## Router, local node and simulated engines as processes
+test-integration: install store-server ## Router, local node and simulated engines as processes
 	$(PYTEST) tests/integration tests/contract -m "not engine"
 
 # The demonstration first, while no other engines run.
@@ -156,6 +161,10 @@ generate: install helm ## Write the generated files: the CRD, the charts' copies
 .PHONY: bench-proof
 bench-proof: install ## Time the proof of reuse on both sides and the splicing of chunks: bench/results/proof.json
 	$(BIN)/python -m bench.proof
+
+.PHONY: bench-handles
+bench-handles: install ## Measure what kept handles take, memory and time: bench/results/handles.json
+	$(BIN)/python -m bench.handles
 
 .PHONY: bench-operator
 bench-operator: install cluster-parts ## Time the operator with 100 and 1,000 resources: bench/results/operator.json

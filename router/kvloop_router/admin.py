@@ -12,9 +12,9 @@ from aiohttp import web
 
 from kvloop_router import headers
 from kvloop_router.engines import Engine, Engines
+from kvloop_router.kept import HandleStore, Retention
 from kvloop_router.pairs import PairReport, Pairs
 from kvloop_router.state import State
-from kvloop_router.store import MemoryStore
 from kvloop_router.turn_log import TurnLog
 
 
@@ -25,7 +25,7 @@ class AdminApi:
     token: str
     engines: Engines
     pairs: Pairs
-    store: MemoryStore
+    store: HandleStore
     state: State
     log: TurnLog
     clock: Callable[[], float]
@@ -51,9 +51,9 @@ class AdminApi:
         return web.Response(text="ok\n")
 
     async def _engines(self, request: web.Request) -> web.StreamResponse:
-        retained = self.store.retained()
+        retained = await self.store.retained()
         now = self.clock()
-        engines = [_engine(engine, retained.get(engine.spec.process, (0, now)), now) for engine in self.engines]
+        engines = [_engine(engine, retained.get(engine.spec.process), now) for engine in self.engines]
         return _json({"engines": engines, "draining": self.state.draining, "runningTurns": self.state.turns})
 
     async def _pairs(self, request: web.Request) -> web.StreamResponse:
@@ -66,9 +66,9 @@ class AdminApi:
         return _json(report)
 
 
-def _engine(engine: Engine, retained: tuple[int, float], now: float) -> dict[str, Any]:
+def _engine(engine: Engine, retained: Retention | None, now: float) -> dict[str, Any]:
     spec = engine.spec
-    handles, last = retained
+    last = now if retained is None else retained.last_deadline
     return {
         "name": spec.name,
         "role": spec.role.value,
@@ -84,7 +84,7 @@ def _engine(engine: Engine, retained: tuple[int, float], now: float) -> dict[str
         "maxModelLen": engine.max_model_len,
         "leases": engine.leases,
         "runningTurns": engine.turns,
-        "liveHandles": handles,
+        "liveHandles": 0 if retained is None else retained.handles,
         "lastDeadlineSeconds": round(max(0.0, last - now), 3),
     }
 

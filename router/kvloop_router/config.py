@@ -155,11 +155,30 @@ class Timeouts(_Model):
     drain_seconds: float = Field(default=600.0, ge=0)
 
 
-class MemoryStore(_Model):
-    """Handles in the memory of this one process."""
+class HandleStore(_Model):
+    """Where handles are kept: in the memory of this one process, or in a server that routers share.
 
-    kind: Literal["memory"] = "memory"
+    max_handles, max_bytes: of all handles together; bytes about.
+    url: of a Valkey or Redis server; its password may stand in a file, which is read at each connection.
+    ca_file: who vouches for a server with TLS; without it, whom the system trusts.
+    name: of what the routers that share handles have in common: one resource.
+    timeout_seconds: for one call.
+    """
+
+    kind: Literal["memory", "valkey"] = "memory"
     max_handles: int = Field(default=20_000, ge=1)
+    max_bytes: int = Field(default=419_430_400, ge=1_048_576)
+    url: str | None = Field(default=None, pattern=r"^(redis|rediss|valkey|valkeys)://")
+    password_file: str | None = None
+    ca_file: str | None = None
+    name: str = "kvloop"
+    timeout_seconds: float = Field(default=0.25, gt=0)
+
+    @model_validator(mode="after")
+    def _has_a_url_where_it_needs_one(self) -> HandleStore:
+        if (self.kind == "valkey") != (self.url is not None):
+            raise ValueError("url and kind valkey go together")
+        return self
 
 
 class Canary(_Model):
@@ -195,7 +214,7 @@ class Config(_Model):
     session_headers: tuple[str, ...] = Field(default=(), strict=False)
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
-    handle_store: MemoryStore = MemoryStore()
+    handle_store: HandleStore = HandleStore()
     canary: Canary = Canary()
     truth_sampling: TruthSampling = TruthSampling()
     reuse: bool = True

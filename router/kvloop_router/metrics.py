@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -45,6 +45,13 @@ class Metrics:
             registry=self.registry,
             buckets=_NATS,
         )
+        self.handle_store_calls = self._counter(
+            "handle_store_calls", "Calls of a shared handle store, by outcome.", "operation", "outcome"
+        )
+        self.handle_store_up = Gauge(
+            _PREFIX + "handle_store_up", "1: the shared handle store answers.", registry=self.registry
+        )
+        self.handle_store_up.set(1)
         self.no_handle = self._counter("no_handle", "Turns that left nothing to reuse.", "reason")
         self.retries = self._counter("retries", "Legs that were sent again.", "leg")
         self.disconnects = self._counter("client_disconnects", "Clients that left before their answer's end.", "phase")

@@ -141,7 +141,7 @@ class Reuse:
             self._releases.add(option.kept, Why.NO_PAIR)
 
     def _proven(self, kept: Kept, scope: Scope, token_ids: Sequence[int]) -> int:
-        groups = [sum(count for _, count in runs) for runs in kept.blocks]
+        groups = kept.group_sizes
         if len(groups) > 1 and not self._config.engine.multi_group_reuse:
             return 0
         return reusable_tokens(
@@ -204,9 +204,12 @@ class Reuse:
                 ends=since + self._longest,
                 pace=pace,
             )
+            refused = ""
             for given_up in await self._store.put(kept, max_blocks=self._budget(decode, handle)):
                 self._releases.add(given_up.kept, given_up.why)
-            return ""
+                if given_up.kept.ident == kept.ident:
+                    refused = given_up.why.value
+            return refused
         self._releases.add_handle(
             handle,
             Why.NOT_KEPT,

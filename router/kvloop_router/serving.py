@@ -24,7 +24,7 @@ from kvloop_router.config import Config, read_digest_key, read_token
 from kvloop_router.discovery import watch
 from kvloop_router.engine_spec import EngineSpec
 from kvloop_router.engines import Engines, open_session
-from kvloop_router.kept import Why
+from kvloop_router.kept import HandleStore, Why
 from kvloop_router.lease_calls import LeaseCalls
 from kvloop_router.leases import Terms
 from kvloop_router.metrics import Metrics
@@ -34,7 +34,7 @@ from kvloop_router.releasing import Releaser
 from kvloop_router.reloading import Reloading
 from kvloop_router.renewing import Renewer
 from kvloop_router.state import State
-from kvloop_router.store import MemoryStore
+from kvloop_router.stores import open_store
 from kvloop_router.truth_sampling import TruthSampling
 from kvloop_router.turn import Turns
 from kvloop_router.turn_log import TurnLog
@@ -57,7 +57,7 @@ class Router:
     state: State
     engines: Engines
     pairs: Pairs
-    store: MemoryStore
+    store: HandleStore
     releases: Releases
     background: Background
     releaser: Releaser
@@ -72,7 +72,7 @@ class Router:
         await self.background.idle()
 
     async def release_all(self) -> None:
-        """Have every kept handle released: they are in this process's memory, and nobody can use them after it."""
+        """Have every handle released that is in this process's memory: nobody can use them after it."""
         for kept in await self.store.empty():
             self.releases.add(kept, Why.SHUTDOWN)
         await self.releaser.all()
@@ -90,9 +90,10 @@ async def serving(
     reloading = Reloading(lambda name, outcome: metrics.reloads.labels(name, outcome).inc())
     keys = _api_keys(config, secret, reloading)
     state = State(time.time(), random)
-    store = MemoryStore(max_handles=config.handle_store.max_handles, clock=clock, ended=metrics.handle_ended)
-
     async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(
+            open_store(config, background=background, metrics=metrics, clock=clock, random=random)
+        )
         session = await stack.enter_async_context(open_session())
         engines = Engines(
             session,

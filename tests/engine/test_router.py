@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +277,7 @@ async def test_wrong_reuse_of_stock_engines_is_found_and_stops(vllm_engines: Eng
 
 async def read_blocks_of(store: MemoryStore, *, reader: str, read: str) -> None:
     """Have the handle of one conversation name the blocks of another."""
-    kept = {entry.kept.conversation: entry.kept for entry in store._entries.values()}
+    kept = {each.conversation: each for each in await store.due(inf)}
     own, others = kept[reader].handle.block_ids[0], kept[read].handle.block_ids[0]
     assert await store.withdraw(kept[reader].ident)
     await store.put(replace(kept[reader], blocks=(to_ranges(others[: len(own)]),)))
