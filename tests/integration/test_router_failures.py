@@ -170,6 +170,7 @@ async def test_a_prefill_leg_that_hangs_is_given_up(
     tmp_path: Path, prefills: list[ScriptedEngine], decodes: list[ScriptedEngine]
 ) -> None:
     prefills[0].script = [hangs] * 9
+    prefills[0].tries_patience = True
     async with scripted(tmp_path, *prefills, decodes[0], timeouts={"prefillSeconds": 0.5}) as router:
         turns = [await router.chat(f"{LONG} {index}") for index in range(4)]
 
