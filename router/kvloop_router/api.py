@@ -14,6 +14,7 @@ from aiohttp import web
 
 from kvloop_connector.settings import Role
 from kvloop_router import forms, headers, policy, relay, scope
+from kvloop_router.admission import Admission
 from kvloop_router.client import CLIENT_LEFT, Client
 from kvloop_router.config import Config
 from kvloop_router.engines import Engines
@@ -61,6 +62,7 @@ class PublicApi:
         self,
         *,
         config: Config,
+        admission: Admission,
         secret: bytes,
         api_keys: frozenset[str],
         engines: Engines,
@@ -71,6 +73,7 @@ class PublicApi:
         clock: Callable[[], float],
     ) -> None:
         self._config = config
+        self._admission = admission
         self._secret = secret
         self._api_keys = api_keys
         self._engines = engines
@@ -124,7 +127,8 @@ class PublicApi:
             epoch=self._state.salt_epoch,
         )
         sent = headers.upstream(request.headers, report.request_id)
-        body = await self._turns.play(turn, space, sent, report, client)
+        async with self._admission.admitted(turn.model, tenant):
+            body = await self._turns.play(turn, space, sent, report, client)
         return client.response if body is None else client.answer(200, "application/json", body)
 
     async def _pass_through(self, request: web.Request) -> web.StreamResponse:

@@ -133,17 +133,40 @@ class Engine(_Model):
 
 
 class Limits(_Model):
-    """body_bytes: the largest request body that is read."""
+    """body_bytes: the largest request body that is read.
+
+    turns_per_engine, waiting_turns_per_engine: of this process, for each decode engine that takes turns: how many run
+        at once, and how many more wait until they are refused.
+    """
 
     body_bytes: int = Field(default=33_554_432, ge=1)
+    turns_per_engine: int = Field(default=1024, ge=1)
+    waiting_turns_per_engine: int = Field(default=1024, ge=0)
 
 
 class Timeouts(_Model):
-    """Seconds. prefill: for a whole prefill leg. drain: for running turns after SIGTERM."""
+    """Seconds. prefill: for a whole prefill leg. decode: for a whole answer that is not streamed. decode_stall: for
+    which a streamed answer may bring nothing, from its request on. drain: for running turns after SIGTERM."""
 
     connect_seconds: float = Field(default=5.0, gt=0)
     prefill_seconds: float = Field(default=600.0, gt=0)
+    decode_seconds: float = Field(default=3600.0, gt=0)
+    decode_stall_seconds: float = Field(default=300.0, gt=0)
     drain_seconds: float = Field(default=600.0, ge=0)
+
+
+class HealthChecks(_Model):
+    """How engines are watched: ``health.Rules`` says what comes of it.
+
+    interval: between two checks of an engine. timeout: for its answer.
+    """
+
+    interval_seconds: float = Field(default=2.0, gt=0)
+    timeout_seconds: float = Field(default=5.0, gt=0)
+    failures: int = Field(default=2, ge=1)
+    successes: int = Field(default=1, ge=1)
+    leg_failures: int = Field(default=5, ge=1)
+    suspect_seconds: float = Field(default=10.0, gt=0)
 
 
 class MemoryStore(_Model):
@@ -186,6 +209,7 @@ class Config(_Model):
     session_headers: tuple[str, ...] = Field(default=(), strict=False)
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
+    health_checks: HealthChecks = HealthChecks()
     handle_store: MemoryStore = MemoryStore()
     canary: Canary = Canary()
     truth_sampling: TruthSampling = TruthSampling()

@@ -41,7 +41,7 @@ def answers(change: Callable[[dict[str, Any]], None]) -> Step:
     async def step(engine: ScriptedEngine, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         answer = whole_answer(engine, request.path, body)
         change(answer)
-        params, choices = answer.get("kv_transfer_params"), answer.get("choices")
+        params, choices = answer.get("kv_transfer_params"), answer.get("choices") or [{}]
         if params and engine.role is Role.DECODE and "token_ids" in choices[0]:
             # The text that the test makes up is what the blocks hold.
             held = [*prompt_ids(engine, body), *choices[0]["token_ids"]]

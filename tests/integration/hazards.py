@@ -27,7 +27,6 @@ class _Issued:
     """Parameters that an engine gave out. tokens: those whose KV lies in the blocks. uses: legs that carried them."""
 
     issuer: ScriptedEngine
-    engine_id: str
     params: Mapping[str, Any]
     tokens: list[int]
     block_size: int
@@ -44,8 +43,8 @@ class Witness:
 
     def gave(self, engine: ScriptedEngine, params: Mapping[str, Any], tokens: list[int], block_size: int) -> None:
         """An engine has answered with these parameters."""
-        key = (params["remote_engine_id"], params["remote_request_id"])
-        self._issued[key] = _Issued(engine, params["remote_engine_id"], params, tokens, block_size)
+        key = (params.get("remote_engine_id", ""), params.get("remote_request_id", ""))
+        self._issued[key] = _Issued(engine, params, tokens, block_size)
 
     def asked(self, engine: ScriptedEngine, path: str, body: Mapping[str, Any], prompt: list[int]) -> None:
         """An engine is asked to generate. prompt: the ids that it computes."""

@@ -151,7 +151,7 @@ async def test_a_refused_connection_is_retried_and_its_handle_released(
         assert dead is not None
         turns = 0
         while True:
-            dead.healthy = True
+            dead.health.vouched_for()
             turn = await router.chat(LONG, ANSWER, "and more")
             assert turn.status == 200
             turns += 1
