@@ -11,7 +11,8 @@ import orjson
 from aiohttp import web
 
 from kvloop_router import headers
-from kvloop_router.engines import Engine, Engines
+from kvloop_router.engine import Engine
+from kvloop_router.engines import Engines
 from kvloop_router.kept import HandleStore, Retention
 from kvloop_router.pairs import PairReport, Pairs
 from kvloop_router.state import State
@@ -76,11 +77,15 @@ def _engine(engine: Engine, retained: Retention | None, now: float) -> dict[str,
         "podUID": spec.pod_uid,
         "kvRevision": spec.kv_revision,
         "zone": spec.zone,
+        "model": engine.spec.model,
         "healthy": engine.healthy,
+        "suspect": engine.health.suspect(now),
         "ready": spec.ready,
         "draining": spec.draining,
         "version": engine.version,
         "blockSize": engine.block_size,
+        "ranks": engine.ranks,
+        "loadTokens": engine.tokens,
         "maxModelLen": engine.max_model_len,
         "leases": engine.leases,
         "runningTurns": engine.turns,

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from kvloop_router import headers, pass_through, policy, responses, scope
+from kvloop_router.admission import Admission
 from kvloop_router.api_keys import ApiKeys, Caller
 from kvloop_router.client import CLIENT_LEFT, Client
 from kvloop_router.config import Config
@@ -44,6 +45,7 @@ class PublicApi:
         self,
         *,
         config: Config,
+        admission: Admission,
         secret: bytes,
         api_keys: ApiKeys,
         engines: Engines,
@@ -54,6 +56,7 @@ class PublicApi:
         clock: Callable[[], float],
     ) -> None:
         self._config = config
+        self._admission = admission
         self._secret = secret
         self._api_keys = api_keys
         self._engines = engines
@@ -115,7 +118,8 @@ class PublicApi:
             epoch=self._state.salt_epoch,
         )
         sent = headers.upstream(request.headers, report.request_id)
-        body = await self._turns.play(turn, space, sent, report, client)
+        async with self._admission.admitted(turn.model, caller.tenant):
+            body = await self._turns.play(turn, space, sent, report, client)
         return client.response if body is None else client.answer(200, "application/json", body)
 
     async def _other(self, request: web.Request) -> web.StreamResponse:

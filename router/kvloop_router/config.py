@@ -137,14 +137,19 @@ class Limits(_Model):
 
     concurrent_requests_per_tenant: how many requests of one API key may run at once in this process, unless the key has
         a limit of its own; None: any number.
+    turns_per_engine, waiting_turns_per_engine: of this process, for each decode engine that takes turns: how many run
+        at once, and how many more wait until they are refused.
     """
 
     body_bytes: int = Field(default=33_554_432, ge=1)
     concurrent_requests_per_tenant: int | None = Field(default=None, ge=0)
+    turns_per_engine: int = Field(default=1024, ge=1)
+    waiting_turns_per_engine: int = Field(default=1024, ge=0)
 
 
 class Timeouts(_Model):
-    """Seconds. prefill: for a whole prefill leg. drain: for running turns after SIGTERM.
+    """Seconds. prefill: for a whole prefill leg. decode: for a whole answer that is not streamed. decode_stall: for
+    which a streamed answer may bring nothing, from its request on. drain: for running turns after SIGTERM.
 
     keep_alive: for how long a stream may be silent before a comment is sent; None: for ever.
     """
@@ -152,7 +157,23 @@ class Timeouts(_Model):
     keep_alive_seconds: float | None = Field(default=None, gt=0)
     connect_seconds: float = Field(default=5.0, gt=0)
     prefill_seconds: float = Field(default=600.0, gt=0)
+    decode_seconds: float = Field(default=3600.0, gt=0)
+    decode_stall_seconds: float = Field(default=300.0, gt=0)
     drain_seconds: float = Field(default=600.0, ge=0)
+
+
+class HealthChecks(_Model):
+    """How engines are watched: ``health.Rules`` says what comes of it.
+
+    interval: between two checks of an engine. timeout: for its answer.
+    """
+
+    interval_seconds: float = Field(default=2.0, gt=0)
+    timeout_seconds: float = Field(default=5.0, gt=0)
+    failures: int = Field(default=2, ge=1)
+    successes: int = Field(default=1, ge=1)
+    leg_failures: int = Field(default=5, ge=1)
+    suspect_seconds: float = Field(default=10.0, gt=0)
 
 
 class HandleStore(_Model):
@@ -214,6 +235,7 @@ class Config(_Model):
     session_headers: tuple[str, ...] = Field(default=(), strict=False)
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
+    health_checks: HealthChecks = HealthChecks()
     handle_store: HandleStore = HandleStore()
     canary: Canary = Canary()
     truth_sampling: TruthSampling = TruthSampling()

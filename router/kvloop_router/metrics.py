@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from kvloop_connector.lifecycle import State
 from kvloop_connector.settings import Role
-from kvloop_router.engines import Engine
+from kvloop_router.engine import Engine
 from kvloop_router.pairs import PairReport, Verdict
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -55,6 +55,7 @@ class Metrics:
         self.no_handle = self._counter("no_handle", "Turns that left nothing to reuse.", "reason")
         self.retries = self._counter("retries", "Legs that were sent again.", "leg")
         self.disconnects = self._counter("client_disconnects", "Clients that left before their answer's end.", "phase")
+        self.refused_turns = self._counter("refused_turns", "Turns that found too many waiting.", "model")
         self.breaks = self._counter("upstream_breaks", "Answers that ended before their end.", "engine")
         self.discovery = self._counter(
             "discovery_interruptions", "Watches of the engines' pods that did not end by their time.", "reason"

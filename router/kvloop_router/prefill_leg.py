@@ -14,8 +14,9 @@ import orjson
 
 from kvloop_connector.verdict import Outcome
 from kvloop_router import legs
-from kvloop_router.engines import Engine, Engines
-from kvloop_router.errors import EngineError, EngineFailed, EngineRejected, EngineUnreachable
+from kvloop_router.engine import Engine, Work
+from kvloop_router.engines import Engines
+from kvloop_router.errors import EngineDraining, EngineError, EngineFailed, EngineRejected, EngineUnreachable
 from kvloop_router.kept import HandleStore, Why
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs
@@ -59,7 +60,7 @@ class Leg:
 
     token_ids: the prompt's, where the engine is given them. learning: whether it is to say which ids it rendered.
     may_release: whether it may carry a handle to be released, if it has none of its own.
-    seconds: for everything.
+    prompt_tokens: as counted, or about. seconds: for everything.
     """
 
     request: Request
@@ -68,6 +69,7 @@ class Leg:
     headers: Mapping[str, str]
     learning: bool
     may_release: bool
+    prompt_tokens: int
     seconds: float
 
 
@@ -115,7 +117,12 @@ class PrefillLegs:
         started = self._clock()
         outcome = "failed"
         try:
-            answer = await self._engines.complete(name, leg.request.api, body, leg.headers, seconds=leg.seconds)
+            # One that carries a handle fails with the handle's issuer too.
+            to_compute = max(1, leg.prompt_tokens - (option.tokens if option is not None else 0))
+            work = Work(to_compute, tells=carried is None)
+            answer = await self._engines.complete(
+                name, leg.request.api, body, leg.headers, seconds=leg.seconds, work=work
+            )
             ended(engine)
             prefilled = _prefilled(name, engine, answer.body)
             outcome = "ok"
@@ -166,7 +173,7 @@ def _prefilled(name: str, engine: Engine | None, body: bytes) -> Prefilled:
         raise EngineFailed(name, "an answer that is not an object")
     choices = answer.get("choices") or [{}]
     if choices[0].get("finish_reason") == "abort":
-        raise EngineFailed(name, "draining")
+        raise EngineDraining(name)
     params = answer.get(legs.PARAMS)
     usage = answer.get("usage")
     counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None

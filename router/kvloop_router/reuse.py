@@ -5,7 +5,6 @@ With KvloopConnector the prefill engine proves it: here a handle is found by the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,10 @@ from typing import Any
 from kvloop_connector.digest import Retained, retain, reusable_tokens
 from kvloop_connector.errors import InvalidHandle
 from kvloop_connector.handle import KVHandle
-from kvloop_router import leases, legs
+from kvloop_router import leases, legs, ranks
 from kvloop_router.config import Config
-from kvloop_router.engines import Engine, Engines
+from kvloop_router.engine import Engine
+from kvloop_router.engines import Engines
 from kvloop_router.kept import Absence, Found, HandleStore, Kept, Match, Query, Why, packed
 from kvloop_router.leases import Pace
 from kvloop_router.relay import Ended
@@ -23,9 +23,6 @@ from kvloop_router.release import Releases
 from kvloop_router.request import Request
 from kvloop_router.scope import Scope
 from kvloop_router.turn_log import TurnReport
-
-# Each data-parallel rank of one process has an engine id of its own.
-_RANK = re.compile(r"_dp\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +219,7 @@ class Reuse:
 
     async def _notice_restart(self, decode: Engine, handle: KVHandle) -> None:
         """An engine id that changed is a new process, whose memory holds nothing of the old one's."""
-        engine_id = _RANK.sub("", handle.engine_id)
+        engine_id = ranks.without(handle.engine_id)
         if decode.engine_id not in (None, engine_id):
             self._releases.orphan(decode.spec.process)
             await self._store.orphan(decode.spec.process)

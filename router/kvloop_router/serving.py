@@ -16,6 +16,7 @@ from aiohttp import web
 
 from kvloop_router import api_keys
 from kvloop_router.admin import AdminApi
+from kvloop_router.admission import Admission
 from kvloop_router.api import PublicApi
 from kvloop_router.api_keys import ApiKeys
 from kvloop_router.background import Background
@@ -24,11 +25,13 @@ from kvloop_router.config import Config, read_digest_key, read_token
 from kvloop_router.discovery import watch
 from kvloop_router.engine_spec import EngineSpec
 from kvloop_router.engines import Engines, open_session
+from kvloop_router.health import Rules
 from kvloop_router.kept import HandleStore, Why
 from kvloop_router.lease_calls import LeaseCalls
 from kvloop_router.leases import Terms
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs, Templates
+from kvloop_router.probing import Prober
 from kvloop_router.release import Releases
 from kvloop_router.releasing import Releaser
 from kvloop_router.reloading import Reloading
@@ -41,7 +44,6 @@ from kvloop_router.turn_log import TurnLog
 
 _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 0.5
-_HEALTH_SECONDS = 2.0
 _RELOADING_SECONDS = 2.0
 _RENEWAL_LEAD = 4
 """Handles are renewed in this part of their time, the last."""
@@ -98,7 +100,10 @@ async def serving(
         engines = Engines(
             session,
             connect_seconds=config.timeouts.connect_seconds,
-            leasing=config.kv_transfer.bidirectional_kv_xfer,
+            rules=_rules(config),
+            default_model=config.model.served_name,
+            most_turns=config.limits.turns_per_engine,
+            clock=clock,
         )
         calls = LeaseCalls(engines)
         releases = Releases(
@@ -146,8 +151,16 @@ async def serving(
             random=random,
             epoch=lambda: state.salt_epoch,
         )
+        admission = Admission(
+            running=config.limits.turns_per_engine,
+            waiting=config.limits.waiting_turns_per_engine,
+            engines=engines.decodes,
+            clock=clock,
+            refused=lambda model: metrics.refused_turns.labels(model).inc(),
+        )
         public = PublicApi(
             config=config,
+            admission=admission,
             secret=secret,
             api_keys=keys,
             engines=engines,
@@ -169,8 +182,15 @@ async def serving(
             pairs.update(specs)
 
         background.serve(await _discovery(config, discovered, metrics, random), "discovery")
-        background.serve(lambda: engines.watch(interval=_HEALTH_SECONDS), "health checks")
         background.serve(lambda: reloading.run(interval=_RELOADING_SECONDS), "changed files")
+        prober = Prober(
+            engines,
+            config.health_checks,
+            leasing=config.kv_transfer.bidirectional_kv_xfer,
+            clock=clock,
+            random=random,
+        )
+        background.serve(prober.run, "health checks")
 
         releaser = Releaser(config=config, releases=releases, engines=engines, pairs=pairs, calls=calls, random=random)
         background.serve(releaser.tell, "releases by name")
@@ -244,6 +264,16 @@ async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: 
     await site.start()
     bound: tuple[str, int] = runner.addresses[0][:2]
     return bound
+
+
+def _rules(config: Config) -> Rules:
+    checks = config.health_checks
+    return Rules(
+        check_failures=checks.failures,
+        check_successes=checks.successes,
+        leg_failures=checks.leg_failures,
+        suspect_seconds=checks.suspect_seconds,
+    )
 
 
 def _terms(config: Config) -> Terms:

@@ -22,10 +22,11 @@ from typing import Any
 import orjson
 
 from kvloop_connector.settings import Role
-from kvloop_router import history, legs, relay
+from kvloop_router import history, legs, load, relay
 from kvloop_router.background import Background
 from kvloop_router.config import Config
-from kvloop_router.engines import Engine, Engines, Needs
+from kvloop_router.engine import Engine, Needs, Work, decode_work
+from kvloop_router.engines import Engines
 from kvloop_router.errors import (
     EngineError,
     EngineFailed,
@@ -39,7 +40,7 @@ from kvloop_router.kept import HandleStore, Query
 from kvloop_router.leases import UNKNOWN, Pace
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs, Templates
-from kvloop_router.policy import Pair, choose_one, choose_pair, still_serving
+from kvloop_router.policy import Candidate, Pair, choose_one, choose_pair, still_serving
 from kvloop_router.prefill_leg import Leg, Prefilled, PrefillLegs
 from kvloop_router.relay import Downstream, Ended
 from kvloop_router.release import Releases
@@ -61,7 +62,7 @@ class Turn:
     learning: whether the prefill leg is to say which ids it rendered.
     tried: names of engines at which a leg of this turn failed.
     needs: decode, until its leg is there; prefill, until decode has read from it.
-    pace: of its conversation, as far as that is known.
+    pace: of its conversation, as far as that is known. home: the engine id of what holds it.
     ended: its conversation was ended meanwhile.
     """
 
@@ -76,6 +77,7 @@ class Turn:
     tried: set[str] = field(default_factory=set)
     needs: Needs = field(default_factory=Needs)
     pace: Pace = UNKNOWN
+    home: str = ""
     ended: bool = False
 
 
@@ -154,7 +156,7 @@ class Turns:
         """A request that no KV moves for goes to a decode engine as it is, which then retains nothing."""
         turn.report.reason = "api"
         for attempt in range(_DECODE_ATTEMPTS):
-            turn.report.decode = choose_one(self._engines.snapshot(), self._random, Role.DECODE, turn.tried)
+            turn.report.decode = choose_one(self._pool(turn), self._random, Role.DECODE, turn.tried)
             try:
                 return await self._decode(turn, turn.report.decode, None, downstream)
             except EngineError as error:
@@ -167,7 +169,7 @@ class Turns:
         for attempt in range(_DECODE_ATTEMPTS):
             pair, prefilled = await self._prefill(turn, pair, option)
             option = None
-            pool = self._engines.snapshot()
+            pool = self._pool(turn)
             pair = still_serving(pair, pool, self._random, avoid=turn.tried, usable=self._pairs.usable)
             turn.needs.only(self._engines.get(pair.prefill))
             try:
@@ -175,7 +177,7 @@ class Turns:
             except EngineError as error:
                 self._may_retry(turn, error, "decode", downstream, last=attempt + 1 == _DECODE_ATTEMPTS)
             turn.report.path, turn.report.reused_tokens, turn.report.reason = "cold", 0, "engine_failed"
-            pool = self._engines.snapshot()
+            pool = self._pool(turn)
             pair = choose_pair(pool, self._random, avoid_prefill=turn.tried, avoid_decode=turn.tried)
         raise AssertionError("the last attempt raises")
 
@@ -193,10 +195,11 @@ class Turns:
         """The engines, and the handle that is taken for them; why there is none. Raises Unavailable."""
         reason = found.reason
         for option in found.options:
+            turn.home = str(option.kept.params["remote_engine_id"])
             if not self._engines.present(option.kept.process):
                 reason = "engine_gone"
                 continue
-            pair, reason = self._warm_pair(option)
+            pair, reason = self._warm_pair(turn, option)
             if pair is None:
                 await self._reuse.discard(option)
             elif (grant := await self._store.take(option.kept.ident)) is not None:
@@ -206,9 +209,9 @@ class Turns:
             else:
                 reason = "taken"
         home = found.options[0].kept.process if found.options else None
-        return choose_pair(self._engines.snapshot(), self._random, issuer=home), None, reason
+        return choose_pair(self._pool(turn), self._random, issuer=home), None, reason
 
-    def _warm_pair(self, option: Option) -> tuple[Pair | None, str]:
+    def _warm_pair(self, turn: Turn, option: Option) -> tuple[Pair | None, str]:
         """Engines between which this handle may go, or why there are none.
 
         Where its issuer drains, prefill still pulls from there, and another engine gets the decode leg.
@@ -220,7 +223,7 @@ class Turns:
 
         try:
             pair = choose_pair(
-                self._engines.snapshot(),
+                self._pool(turn),
                 self._random,
                 issuer=kept.process,
                 revision=kept.kv_revision,
@@ -239,7 +242,7 @@ class Turns:
             if option is not None:
                 turn.report.reason = "engine_failed"
         pair = choose_pair(
-            self._engines.snapshot(),
+            self._pool(turn),
             self._random,
             issuer=option.kept.process if option else None,
             avoid_prefill=turn.tried,
@@ -248,6 +251,7 @@ class Turns:
         try:
             return pair, await self._prefill_leg(turn, pair, None, may_release=False)
         except (EngineUnreachable, EngineFailed) as error:
+            self._engines.failed(error)
             turn.report.attempts.append(f"prefill {error}")
             raise
 
@@ -294,9 +298,14 @@ class Turns:
             headers=turn.headers,
             learning=turn.learning,
             may_release=may_release,
+            prompt_tokens=load.prompt_tokens(turn.request, turn.report.prompt_tokens),
             seconds=self._config.timeouts.prefill_seconds,
         )
         return await self._prefill_legs.run(leg, name, option, turn.needs.hold)
+
+    def _pool(self, turn: Turn) -> Sequence[Candidate]:
+        """The engines that have the turn's model."""
+        return self._engines.snapshot(turn.request.model)
 
     def _sent_ids(self, turn: Turn) -> Sequence[int] | None:
         """The ids that a leg may be given; chat takes them only on engines that know how."""
@@ -324,22 +333,32 @@ class Turns:
             await self._background.finish(self._finish(turn, engine, params, ended))
 
         try:
-            whole = await self._relay(turn, name, body, downstream, finished)
+            work = decode_work(engine, turn.request, turn.report.prompt_tokens, turn.home, self._random)
+            whole = await self._relay(turn, name, body, work, downstream, finished)
             outcome = "ok"
         finally:
             self._metrics.legs.labels("decode", outcome).observe(self._clock() - started)
         return whole
 
     async def _relay(
-        self, turn: Turn, name: str, body: Mapping[str, Any], downstream: Downstream, finished: relay.Finished
+        self,
+        turn: Turn,
+        name: str,
+        body: Mapping[str, Any],
+        work: Work,
+        downstream: Downstream,
+        finished: relay.Finished,
     ) -> bytes | None:
-        keep_token_ids = turn.request.wants_token_ids
+        keep_token_ids, api, within = turn.request.wants_token_ids, turn.request.api, self._config.timeouts
         if not turn.request.stream:
-            answer = await self._engines.complete(name, turn.request.api, body, turn.headers)
+            answer = await self._engines.complete(
+                name, api, body, turn.headers, seconds=within.decode_seconds, work=work
+            )
             data, _ = await relay.whole(answer, name, keep_token_ids=keep_token_ids, finished=finished)
             return data
-        async with self._engines.stream(name, turn.request.api, orjson.dumps(body), turn.headers) as upstream:
-            source = kept_alive(upstream, downstream, self._config.timeouts.keep_alive_seconds)
+        data, stall = orjson.dumps(body), within.decode_stall_seconds
+        async with self._engines.stream(name, api, data, turn.headers, stall_seconds=stall, work=work) as upstream:
+            source = kept_alive(upstream, downstream, within.keep_alive_seconds)
             await relay.stream(source, downstream, keep_token_ids=keep_token_ids, finished=finished, clock=self._clock)
         return None
 
@@ -379,6 +398,7 @@ class Turns:
         if isinstance(error, StreamBroken) and not downstream.started:
             error = EngineFailed(error.engine, "the answer broke off before it began")
         if downstream.started or isinstance(error, EngineRejected) or last:
+            self._engines.failed(error)
             turn.report.attempts.append(f"{leg} {error}")
             raise error
         self._failed(turn, leg, error)
@@ -387,3 +407,4 @@ class Turns:
         turn.report.attempts.append(f"{leg} {error}")
         turn.tried.add(error.engine)
         self._metrics.retries.labels(leg).inc()
+        self._engines.failed(error)

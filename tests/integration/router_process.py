@@ -17,6 +17,7 @@ import yaml
 
 from kvloop_router.config import parse
 from kvloop_router.serving import Router, serving
+from tests.integration import hazards
 from tests.integration.scripted_engine import ScriptedEngine, running
 
 TOKEN = "admin-token"
@@ -176,6 +177,7 @@ async def routing(
             return {engine.spec.name for engine in router.engines if engine.healthy} == healthy
 
         await until(all_healthy)
+        stack.enter_context(hazards.a_router_serves())
         yield under_test
 
 

@@ -151,7 +151,7 @@ async def test_a_refused_connection_is_retried_and_its_handle_released(
         assert dead is not None
         turns = 0
         while True:
-            dead.healthy = True
+            dead.health.vouched_for()
             turn = await router.chat(LONG, ANSWER, "and more")
             assert turn.status == 200
             turns += 1
@@ -170,6 +170,7 @@ async def test_a_prefill_leg_that_hangs_is_given_up(
     tmp_path: Path, prefills: list[ScriptedEngine], decodes: list[ScriptedEngine]
 ) -> None:
     prefills[0].script = [hangs] * 9
+    prefills[0].tries_patience = True
     async with scripted(tmp_path, *prefills, decodes[0], timeouts={"prefillSeconds": 0.5}) as router:
         turns = [await router.chat(f"{LONG} {index}") for index in range(4)]
 

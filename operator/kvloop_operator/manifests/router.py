@@ -66,12 +66,19 @@ def router_config(context: Context) -> dict[str, Any]:
         },
         "cacheSalt": router.cache_salt,
         "sessionHeaders": list(router.session_headers),
-        "limits": {"bodyBytes": router.limits.body_bytes},
+        "limits": {
+            "bodyBytes": router.limits.body_bytes,
+            "turnsPerEngine": router.limits.turns_per_engine,
+            "waitingTurnsPerEngine": router.limits.waiting_turns_per_engine,
+        },
         "timeouts": {
             "connectSeconds": router.timeouts.connect_seconds,
             "prefillSeconds": router.timeouts.prefill_seconds,
+            "decodeSeconds": router.timeouts.decode_seconds,
+            "decodeStallSeconds": router.timeouts.decode_stall_seconds,
             "drainSeconds": spec.rollout.drain_timeout_seconds,
         },
+        "healthChecks": router.health_checks.model_dump(by_alias=True),
         "handleStore": {"kind": "memory", "maxHandles": router.handle_store.max_handles},
         "canary": {"enabled": router.canary.enabled},
         "truthSampling": {

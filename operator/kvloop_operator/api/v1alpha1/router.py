@@ -58,10 +58,14 @@ class TruthSampling(Part):
 
 
 class Limits(Part):
-    """What one request may be."""
+    """What one request may be, and how many turns the router lets run and wait."""
 
     body_bytes: Annotated[int, Field(ge=1024, le=1073741824)] = 33554432
     """Largest request body, in bytes; larger ones get 413."""
+    turns_per_engine: Annotated[int, Field(ge=1, le=1000000)] = 1024
+    """Turns that each router lets run at once, for each decode engine that takes turns. More have to wait."""
+    waiting_turns_per_engine: Annotated[int, Field(ge=0, le=1000000)] = 1024
+    """Turns that wait in each router, for each decode engine; more get 429 with Retry-After."""
 
 
 class Timeouts(Part):
@@ -70,6 +74,26 @@ class Timeouts(Part):
     connect_seconds: Annotated[int, Field(ge=1, le=300)] = 5
     prefill_seconds: Annotated[int, Field(ge=1, le=86400)] = 600
     """For the whole prefill leg, queueing included."""
+    decode_seconds: Annotated[int, Field(ge=1, le=86400)] = 3600
+    """For a whole answer that is not streamed."""
+    decode_stall_seconds: Annotated[int, Field(ge=1, le=86400)] = 300
+    """For which a streamed answer may bring nothing, queueing for its first token included."""
+
+
+class HealthChecks(Part):
+    """How the router watches the engines, beside their own probes."""
+
+    interval_seconds: Annotated[int, Field(ge=1, le=300)] = 2
+    """Between two checks of an engine, with a random fifth more or less."""
+    timeout_seconds: Annotated[int, Field(ge=1, le=300)] = 5
+    failures: Annotated[int, Field(ge=1, le=100)] = 2
+    """Checks that fail in a row until an engine gets no more turns."""
+    successes: Annotated[int, Field(ge=1, le=100)] = 1
+    """Checks that succeed in a row until it gets turns again."""
+    leg_failures: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Requests that fail in a row (5xx, a reset, a time-out; never 4xx) until other engines are preferred."""
+    suspect_seconds: Annotated[int, Field(ge=1, le=300)] = 10
+    """For how long they are, the first time; twice as long each further time, up to five minutes."""
 
 
 class HandleStore(Part):
@@ -105,6 +129,7 @@ class RouterSpec(Part):
     truth_sampling: TruthSampling = defaulted(TruthSampling)
     limits: Limits = defaulted(Limits)
     timeouts: Timeouts = defaulted(Timeouts)
+    health_checks: HealthChecks = defaulted(HealthChecks)
     handle_store: HandleStore = defaulted(HandleStore)
     service: RouterService = defaulted(RouterService)
     resources: Resources = defaulted(Resources)
