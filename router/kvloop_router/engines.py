@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -151,10 +151,18 @@ class Upstream:
 
 class Engines:
     """All engines that discovery names, with one connection pool. ``leasing``: whether decode engines retain anything
-    that could be released or renewed by name."""
+    that could be released or renewed by name. ``tls``: gives arguments for each request."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, connect_seconds: float, leasing: bool = False) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        connect_seconds: float,
+        leasing: bool = False,
+        tls: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
         self._session = session
+        self._tls = tls
         self._leasing = leasing
         self._connect_seconds = connect_seconds
         self._engines: dict[str, Engine] = {}
@@ -330,6 +338,7 @@ class Engines:
                 timeout=limits,
                 allow_redirects=False,
                 read_bufsize=_READ_BYTES,
+                **self._tls(),
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineUnreachable(name, type(error).__name__) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -53,6 +54,7 @@ class ScriptedEngine:
     renewed_by: by how much it then moves deadlines. not_held: the request ids of which it retains nothing.
     leases_wait: answers to them wait for it. leased: what of the kind it was asked; first, whether it knows it at all.
     left: set when a client closed its connection before the answer's end.
+    tls: what it serves with; None: without.
     """
 
     name: str
@@ -78,6 +80,7 @@ class ScriptedEngine:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     finished: asyncio.Event = field(default_factory=asyncio.Event)
+    tls: ssl.SSLContext | None = None
 
     def entry(self) -> dict[str, str]:
         """This engine in the engines file."""
@@ -279,10 +282,11 @@ async def running(engine: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
     app = _application(engine)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", int(engine.url.rsplit(":", 1)[1]) if engine.url else 0)
+    port = int(engine.url.rsplit(":", 1)[1]) if engine.url else 0
+    site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=engine.tls)
     await site.start()
     host, port = runner.addresses[0][:2]
-    engine.url = f"http://{host}:{port}"
+    engine.url = f"{'https' if engine.tls else 'http'}://{host}:{port}"
     if not engine.pod_uid:
         engine.restart()
     try:
