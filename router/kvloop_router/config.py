@@ -34,11 +34,40 @@ class _Model(BaseModel):
     )
 
 
+class ListenTLS(_Model):
+    """The certificate that clients see, with all that it needs of its chain, and its key; both are read anew when they
+    change."""
+
+    certificate_file: str
+    key_file: str
+
+
+class EngineTLS(_Model):
+    """How engines with an ``https`` address are trusted: by the authorities in ``ca_file``.
+
+    server_name: the name that their certificates have; without it, the host in their address. Pods are addressed by
+        numbers, which certificates seldom have.
+    certificate_file, key_file: the router's own, where engines ask for one.
+    """
+
+    ca_file: str
+    server_name: str | None = Field(default=None, min_length=1)
+    certificate_file: str | None = None
+    key_file: str | None = None
+
+    @model_validator(mode="after")
+    def _a_certificate_has_a_key(self) -> EngineTLS:
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificateFile and keyFile go together")
+        return self
+
+
 class Listen(_Model):
-    """Where the API is served."""
+    """Where the API is served. ``tls``: None: without."""
 
     host: str = "0.0.0.0"  # noqa: S104  a pod serves on all of its addresses
     port: Port = 8000
+    tls: ListenTLS | None = None
 
 
 class Admin(_Model):
@@ -243,6 +272,8 @@ class Config(_Model):
     suspended: bool = False
     """No engines are wanted: the router is ready without them, and answers 503 with ``Retry-After``."""
     api_keys_file: str | None = None
+    engine_tls: EngineTLS | None = None
+    """None: engines are spoken to without."""
 
     @model_validator(mode="after")
     def _handles_end_before_the_engine_frees_them(self) -> Config:

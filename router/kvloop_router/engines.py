@@ -84,6 +84,7 @@ class Engines:
     """All engines that discovery names, with one connection pool.
 
     default_model: of engines for which discovery names none. most_turns: at one decode engine; None: any number.
+    tls: gives arguments for each request.
     """
 
     def __init__(
@@ -95,8 +96,10 @@ class Engines:
         default_model: str = "",
         most_turns: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tls: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._session = session
+        self._tls = tls
         self._connect_seconds = connect_seconds
         self._rules = rules or Rules()
         self._default_model = default_model
@@ -296,6 +299,7 @@ class Engines:
                 ),
                 allow_redirects=False,
                 read_bufsize=_READ_BYTES,
+                **self._tls(),
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineUnreachable(name, type(error).__name__) from error

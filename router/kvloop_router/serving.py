@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from kvloop_router import api_keys
+from kvloop_router import api_keys, tls
 from kvloop_router.admin import AdminApi
 from kvloop_router.admission import Admission
 from kvloop_router.api import PublicApi
@@ -91,6 +92,7 @@ async def serving(
     metrics, log, pairs, background = Metrics(), TurnLog(), Pairs(), Background()
     reloading = Reloading(lambda name, outcome: metrics.reloads.labels(name, outcome).inc())
     keys = _api_keys(config, secret, reloading)
+    served, calling = _tls(config, reloading)
     state = State(time.time(), random)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(
@@ -104,6 +106,7 @@ async def serving(
             default_model=config.model.served_name,
             most_turns=config.limits.turns_per_engine,
             clock=clock,
+            tls=calling.arguments if calling is not None else dict,
         )
         calls = LeaseCalls(engines)
         releases = Releases(
@@ -209,7 +212,9 @@ async def serving(
             canary = Canary(config=config, engines=engines, pairs=pairs, releases=releases, clock=clock, random=random)
             background.serve(canary.run, "canary")
         router = Router(
-            address=await _listen(stack, public.application(), config.listen.host, config.listen.port),
+            address=await _listen(
+                stack, public.application(), config.listen.host, config.listen.port, served.context if served else None
+            ),
             admin_address=await _listen(stack, admin.application(), config.admin.host, config.admin.port),
             config=config,
             state=state,
@@ -256,11 +261,23 @@ def _api_keys(config: Config, secret: bytes, reloading: Reloading) -> ApiKeys:
     return keys
 
 
-async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: int) -> tuple[str, int]:
+def _tls(config: Config, reloading: Reloading) -> tuple[tls.Serving | None, tls.Calling | None]:
+    """To clients and to engines, with files that are watched. Raises InvalidConfig."""
+    serves = tls.Serving(config.listen.tls) if config.listen.tls is not None else None
+    calls = tls.Calling(config.engine_tls) if config.engine_tls is not None else None
+    for name, part in (("listen.tls", serves), ("engineTls", calls)):
+        if part is not None:
+            reloading.watch(name, part.paths, part.load)
+    return serves, calls
+
+
+async def _listen(
+    stack: AsyncExitStack, app: web.Application, host: str, port: int, context: ssl.SSLContext | None = None
+) -> tuple[str, int]:
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, host, port)
+    site = web.TCPSite(runner, host, port, ssl_context=context)
     await site.start()
     bound: tuple[str, int] = runner.addresses[0][:2]
     return bound

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -89,6 +90,7 @@ class ScriptedEngine:
     ranks: of data parallelism. model: what it serves.
     tries_patience: its legs never end, so that they may be cancelled.
     running: requests to generate that it is at.
+    tls: what it serves with; None: without.
     """
 
     name: str
@@ -118,6 +120,7 @@ class ScriptedEngine:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     finished: asyncio.Event = field(default_factory=asyncio.Event)
+    tls: ssl.SSLContext | None = None
 
     def entry(self) -> dict[str, str]:
         """This engine in the engines file."""
@@ -157,10 +160,11 @@ async def running(engine: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
     app = _application(engine)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", int(engine.url.rsplit(":", 1)[1]) if engine.url else 0)
+    port = int(engine.url.rsplit(":", 1)[1]) if engine.url else 0
+    site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=engine.tls)
     await site.start()
     host, port = runner.addresses[0][:2]
-    engine.url = f"http://{host}:{port}"
+    engine.url = f"{'https' if engine.tls else 'http'}://{host}:{port}"
     if not engine.pod_uid:
         engine.restart()
     try:
