@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import platform
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +24,7 @@ from kvloop_router.config import Config, read_api_keys, read_digest_key, read_to
 from kvloop_router.discovery import watch
 from kvloop_router.engine_spec import EngineSpec
 from kvloop_router.engines import Engines, open_session
+from kvloop_router.errors import InvalidConfig
 from kvloop_router.kept import Why
 from kvloop_router.lease_calls import LeaseCalls
 from kvloop_router.leases import Terms
@@ -32,9 +35,10 @@ from kvloop_router.releasing import Releaser
 from kvloop_router.renewing import Renewer
 from kvloop_router.state import State
 from kvloop_router.store import MemoryStore
+from kvloop_router.template_probe import TemplateProbe
 from kvloop_router.truth_sampling import TruthSampling
 from kvloop_router.turn import Turns
-from kvloop_router.turn_log import TurnLog
+from kvloop_router.turn_log import Tracing, TurnLog
 
 _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 0.5
@@ -82,17 +86,19 @@ async def serving(
     token = read_token(Path(config.admin.token_file))
     api_keys = read_api_keys(Path(config.api_keys_file)) if config.api_keys_file else frozenset()
     random = random or Random()  # noqa: S311  it spreads load
-    metrics, log, pairs, background = Metrics(), TurnLog(), Pairs(), Background()
+    metrics, pairs, background = Metrics(), Pairs(), Background()
     state = State(time.time(), random)
     store = MemoryStore(max_handles=config.handle_store.max_handles, clock=clock, ended=metrics.handle_ended)
 
     async with AsyncExitStack() as stack:
+        log = TurnLog(clock=clock, wall_clock=time.time, tracing=_tracing(config, metrics, random, stack))
         session = await stack.enter_async_context(open_session())
         engines = Engines(
             session,
             connect_seconds=config.timeouts.connect_seconds,
             leasing=config.kv_transfer.bidirectional_kv_xfer,
         )
+        probe = TemplateProbe(engines, config.model.served_name)
         calls = LeaseCalls(engines)
         releases = Releases(
             clock,
@@ -107,6 +113,8 @@ async def serving(
             handles=lambda: len(store),
             turns=lambda: state.turns,
             retained_blocks=store.retained_blocks,
+            retained_share=config.kv_transfer.retained_share,
+            template=probe.by_case,
         )
 
         async def found_wrong(process: str) -> None:
@@ -150,7 +158,18 @@ async def serving(
             metrics=metrics,
             clock=clock,
         )
-        admin = AdminApi(token=token, engines=engines, pairs=pairs, store=store, state=state, log=log, clock=clock)
+        admin = AdminApi(
+            config=config,
+            token=token,
+            engines=engines,
+            pairs=pairs,
+            store=store,
+            state=state,
+            log=log,
+            metrics=metrics,
+            probe=probe,
+            clock=clock,
+        )
 
         async def discovered(specs: tuple[EngineSpec, ...]) -> None:
             for process in engines.update(specs):
@@ -177,6 +196,8 @@ async def serving(
                 clock=clock,
             )
             background.serve(renewer.run, "renewals")
+        if config.template_probe.enabled:
+            background.serve(probe.run, "template probe")
         if config.canary.enabled:
             canary = Canary(config=config, engines=engines, pairs=pairs, releases=releases, clock=clock, random=random)
             background.serve(canary.run, "canary")
@@ -215,6 +236,24 @@ async def _discovery(
         random=random,
         interrupted=lambda why: metrics.discovery.labels(why).inc(),
     ).run
+
+
+def _tracing(config: Config, metrics: Metrics, random: Random, stack: AsyncExitStack) -> Tracing | None:
+    """What makes spans, where spans are wanted. Raises InvalidConfig."""
+    if config.tracing is None:
+        return None
+    try:
+        from kvloop_router import tracing
+    except ImportError as error:
+        raise InvalidConfig(f"tracing: {error.name} is not installed; it comes with kvloop[tracing]") from error
+    tracer = tracing.Tracer(
+        config.tracing,
+        random=random,
+        attributes={"service.name": "kvloop-router", "service.instance.id": platform.node()},
+        count=lambda outcome, spans: metrics.spans.labels(outcome).inc(spans),
+    )
+    stack.push_async_callback(asyncio.to_thread, tracer.close)
+    return tracer
 
 
 async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: int) -> tuple[str, int]:

@@ -37,6 +37,7 @@ from kvloop_router.errors import (
 from kvloop_router.kept import HandleStore, Query
 from kvloop_router.leases import UNKNOWN, Pace
 from kvloop_router.metrics import Metrics
+from kvloop_router.outline import outline
 from kvloop_router.pairs import Pairs, Templates
 from kvloop_router.policy import Pair, choose_one, choose_pair, still_serving
 from kvloop_router.prefill_leg import Leg, Prefilled, PrefillLegs
@@ -47,7 +48,7 @@ from kvloop_router.reuse import Option, Options, Reuse, report_reuse
 from kvloop_router.scope import Scope
 from kvloop_router.tokens import Tokenizer
 from kvloop_router.truth_sampling import TruthSampling, WarmTurn
-from kvloop_router.turn_log import TurnReport
+from kvloop_router.turn_log import LegReport, TurnReport
 
 _DECODE_ATTEMPTS = 2
 
@@ -138,16 +139,17 @@ class Turns:
         """
         query = Query(scope.ident, request.conversation, history.trail(scope.history_key, request))
         turn = Turn(request, scope, query, headers, report)
-        if request.plain:
-            return await self._play_plain(turn, downstream)
         self._running[id(turn)] = turn
         try:
+            if request.plain:
+                return await self._play_plain(turn, downstream)
             why_unprovable = await self._tokenize(turn)
             found = await self._reuse.find(query, scope, turn.token_ids, why_unprovable)
             return await self._play_legs(turn, found, downstream)
         finally:
             turn.needs.close()
             del self._running[id(turn)]
+            report.outline = outline(scope.history_key, request, query.trail)
 
     async def _play_plain(self, turn: Turn, downstream: Downstream) -> bytes | None:
         """A request that no KV moves for goes to a decode engine as it is, which then retains nothing."""
@@ -200,6 +202,7 @@ class Turns:
                 await self._reuse.discard(option)
             elif (grant := await self._store.take(option.kept.ident)) is not None:
                 turn.report.proven_tokens = option.tokens if option.proven else 0
+                turn.report.retained_tokens = int(option.kept.params["remote_num_tokens"])
                 turn.pace = option.kept.pace.after(self._clock() - option.kept.since)
                 return pair, replace(option, grant=grant), ""
             else:
@@ -286,16 +289,17 @@ class Turns:
 
     async def _run_prefill(self, turn: Turn, name: str, option: Option | None, *, may_release: bool) -> Prefilled:
         """Runs to its end whatever becomes of the client."""
-        leg = Leg(
-            request=turn.request,
-            token_ids=self._sent_ids(turn),
-            salt=turn.scope.salt,
-            headers=turn.headers,
-            learning=turn.learning,
-            may_release=may_release,
-            seconds=self._config.timeouts.prefill_seconds,
-        )
-        return await self._prefill_legs.run(leg, name, option, turn.needs.hold)
+        with turn.report.leg("prefill", name) as reported:
+            leg = Leg(
+                request=turn.request,
+                token_ids=self._sent_ids(turn),
+                salt=turn.scope.salt,
+                headers=reported.headers(turn.headers),
+                learning=turn.learning,
+                may_release=may_release,
+                seconds=self._config.timeouts.prefill_seconds,
+            )
+            return await self._prefill_legs.run(leg, name, option, turn.needs.hold)
 
     def _sent_ids(self, turn: Turn) -> Sequence[int] | None:
         """The ids that a leg may be given; chat takes them only on engines that know how."""
@@ -323,21 +327,28 @@ class Turns:
             await self._background.finish(self._finish(turn, engine, params, ended))
 
         try:
-            whole = await self._relay(turn, name, body, downstream, finished)
+            with turn.report.leg("decode", name) as reported:
+                whole = await self._relay(turn, reported, body, downstream, finished)
             outcome = "ok"
         finally:
             self._metrics.legs.labels("decode", outcome).observe(self._clock() - started)
         return whole
 
     async def _relay(
-        self, turn: Turn, name: str, body: Mapping[str, Any], downstream: Downstream, finished: relay.Finished
+        self,
+        turn: Turn,
+        reported: LegReport,
+        body: Mapping[str, Any],
+        downstream: Downstream,
+        finished: relay.Finished,
     ) -> bytes | None:
         keep_token_ids = turn.request.wants_token_ids
+        name, headers = reported.engine, reported.headers(turn.headers)
         if not turn.request.stream:
-            answer = await self._engines.complete(name, turn.request.api, body, turn.headers)
+            answer = await self._engines.complete(name, turn.request.api, body, headers)
             data, _ = await relay.whole(answer, name, keep_token_ids=keep_token_ids, finished=finished)
             return data
-        async with self._engines.stream(name, turn.request.api, orjson.dumps(body), turn.headers) as upstream:
+        async with self._engines.stream(name, turn.request.api, orjson.dumps(body), headers) as upstream:
             await relay.stream(
                 upstream, downstream, keep_token_ids=keep_token_ids, finished=finished, clock=self._clock
             )
