@@ -62,6 +62,8 @@ class Router:
     background: Background
     releaser: Releaser
     truth_sampling: TruthSampling
+    metrics: Metrics
+    probe: TemplateProbe
 
     async def drained(self) -> None:
         """Take no new turns, and wait until the running ones and the legs of clients that left have ended."""
@@ -213,6 +215,8 @@ async def serving(
             background=background,
             releaser=releaser,
             truth_sampling=truth_sampling,
+            metrics=metrics,
+            probe=probe,
         )
         yield router
         await router.release_all()

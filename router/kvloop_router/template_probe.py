@@ -18,7 +18,7 @@ from kvloop_router.errors import EngineError, EngineFailed, EngineRejected
 from kvloop_router.template import Case, Finding, TemplateReport, Verdict
 
 _log = logging.getLogger(__name__)
-_EVERY_SECONDS = 2.0
+_EVERY_SECONDS = 0.5
 _ANSWER_SECONDS = 30.0
 _LACKS_TOKENIZE = frozenset({404, 405, 501})
 

@@ -145,6 +145,7 @@ class Turns:
                 return await self._play_plain(turn, downstream)
             why_unprovable = await self._tokenize(turn)
             found = await self._reuse.find(query, scope, turn.token_ids, why_unprovable)
+            report.proven_tokens = found.equal
             return await self._play_legs(turn, found, downstream)
         finally:
             turn.needs.close()
