@@ -185,7 +185,8 @@ requirements: $(UV) ## Pin the requirement files anew
 	  --no-emit-index-url --no-header --no-deps cluster.in -o cluster.txt
 	cd requirements && for extra in router operator sim; do \
 	  $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-	    --no-annotate --extra $$extra -c product.txt ../pyproject.toml -o $$extra.txt; done
+	    --no-annotate --extra $$extra $$([ $$extra = router ] && echo --extra tracing) -c product.txt ../pyproject.toml \
+	    -o $$extra.txt; done
 	cd requirements && $(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --generate-hashes --no-emit-index-url --no-header --override engine-overrides.txt engine.in -o engine.txt
 	cd requirements && $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \

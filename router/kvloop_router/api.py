@@ -252,7 +252,7 @@ class PublicApi:
         return response
 
     def _report(self, request: web.Request) -> TurnReport:
-        return TurnReport(request_id=_request_id(request), api=request.path)
+        return self._log.begin(_request_id(request), request.path, request.headers)
 
     def _caller(self, request: web.Request, report: TurnReport | None = None) -> Caller:
         """Who asks. Raises RequestError where keys are configured and none of them is given."""
@@ -279,17 +279,11 @@ class PublicApi:
         self._metrics.disconnects.labels(report.phase).inc()
 
     def _end(self, client: Client, report: TurnReport) -> None:
-        report.seconds = self._clock() - client.began
+        report.seconds = self._clock() - report.began
         report.status = report.status or client.status
         self._metrics.requests.labels(report.api, str(report.status)).inc()
         if not _is_client_error(report.status):
-            path = report.path
-            self._metrics.turns.labels(path, report.reason).inc()
-            if report.prompt_tokens is not None:
-                self._metrics.prompt_tokens.labels(path).inc(report.prompt_tokens)
-            self._metrics.reused_tokens.inc(report.reused_tokens)
-            if report.ttft_seconds is not None:
-                self._metrics.ttft.labels(path).observe(report.ttft_seconds)
+            self._metrics.turn_ended(report)
         self._log.record(report)
 
 

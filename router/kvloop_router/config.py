@@ -248,6 +248,23 @@ class TruthSampling(_Model):
     least_tolerance_nats: float = Field(default=FLOOR, gt=0)
 
 
+class TemplateProbe(_Model):
+    """Whether an engine of each model is asked once how it renders a synthetic chat."""
+
+    enabled: bool = True
+
+
+class Tracing(_Model):
+    """Where spans go. Its headers, such as a key, are taken from the environment: OTEL_EXPORTER_OTLP_HEADERS.
+
+    endpoint: the URL to which an OTLP collector takes spans over HTTP.
+    sample_ratio: of the turns whose client sends no trace of its own; what a client has sampled, or not, stays so.
+    """
+
+    endpoint: str = Field(pattern="^https?://.")
+    sample_ratio: float = Field(default=1.0, ge=0, le=1)
+
+
 class Config(_Model):
     """The whole file."""
 
@@ -268,6 +285,8 @@ class Config(_Model):
     handle_store: HandleStore = HandleStore()
     canary: Canary = Canary()
     truth_sampling: TruthSampling = TruthSampling()
+    template_probe: TemplateProbe = TemplateProbe()
+    tracing: Tracing | None = None
     reuse: bool = True
     suspended: bool = False
     """No engines are wanted: the router is ready without them, and answers 503 with ``Retry-After``."""

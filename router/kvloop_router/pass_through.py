@@ -101,10 +101,15 @@ class PassThrough:
                 self._engines.snapshot(report.model or None), self._random, Role.DECODE, tried
             )
             try:
-                async with self._engines.stream(
-                    report.decode, request.path, data, sent, stall_seconds=self._timeouts.decode_stall_seconds
-                ) as upstream:
-                    await relay.copy(kept_alive(upstream, client, self._timeouts.keep_alive_seconds), client)
+                with report.leg("decode", report.decode) as leg:
+                    async with self._engines.stream(
+                        report.decode,
+                        request.path,
+                        data,
+                        leg.headers(sent),
+                        stall_seconds=self._timeouts.decode_stall_seconds,
+                    ) as upstream:
+                        await relay.copy(kept_alive(upstream, client, self._timeouts.keep_alive_seconds), client)
             except (EngineUnreachable, EngineFailed) as error:
                 report.attempts.append(f"decode {error}")
                 if client.started or attempt + 1 == _ATTEMPTS:

@@ -49,10 +49,12 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The handles that a turn may use, the longest prefix first; ``reason`` is why there is none."""
+    """The handles that a turn may use, the longest prefix first; ``reason`` is why there is none. ``equal``: how many
+    tokens were proven where these are too few to use any."""
 
     options: tuple[Option, ...]
     reason: str
+    equal: int = 0
 
 
 class Reuse:
@@ -100,7 +102,8 @@ class Reuse:
             return Options(tuple(sorted(usable, key=lambda option: option.tokens, reverse=True)), "")
         await self._give_up(found.matches)
         partly = any(option.tokens or not option.kept.retained.digests for option in proven)
-        return Options((), "below_threshold" if partly else "diverged")
+        equal = max(option.tokens for option in proven)
+        return Options((), "below_threshold" if partly else "diverged", equal)
 
     async def keep(
         self,

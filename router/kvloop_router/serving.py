@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import platform
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -26,6 +28,7 @@ from kvloop_router.config import Config, read_digest_key, read_token
 from kvloop_router.discovery import watch
 from kvloop_router.engine_spec import EngineSpec
 from kvloop_router.engines import Engines, open_session
+from kvloop_router.errors import InvalidConfig
 from kvloop_router.health import Rules
 from kvloop_router.kept import HandleStore, Why
 from kvloop_router.lease_calls import LeaseCalls
@@ -39,9 +42,10 @@ from kvloop_router.reloading import Reloading
 from kvloop_router.renewing import Renewer
 from kvloop_router.state import State
 from kvloop_router.stores import open_store
+from kvloop_router.template_probe import TemplateProbe
 from kvloop_router.truth_sampling import TruthSampling
 from kvloop_router.turn import Turns
-from kvloop_router.turn_log import TurnLog
+from kvloop_router.turn_log import Tracing, TurnLog
 
 _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 0.5
@@ -66,6 +70,8 @@ class Router:
     releaser: Releaser
     truth_sampling: TruthSampling
     reloading: Reloading
+    metrics: Metrics
+    probe: TemplateProbe
 
     async def drained(self) -> None:
         """Take no new turns, and wait until the running ones and the legs of clients that left have ended."""
@@ -89,7 +95,7 @@ async def serving(
     secret = read_digest_key(Path(config.digest_key_file))
     token = read_token(Path(config.admin.token_file))
     random = random or Random()  # noqa: S311  it spreads load
-    metrics, log, pairs, background = Metrics(), TurnLog(), Pairs(), Background()
+    metrics, pairs, background = Metrics(), Pairs(), Background()
     reloading = Reloading(lambda name, outcome: metrics.reloads.labels(name, outcome).inc())
     keys = _api_keys(config, secret, reloading)
     served, calling = _tls(config, reloading)
@@ -98,6 +104,7 @@ async def serving(
         store = await stack.enter_async_context(
             open_store(config, background=background, metrics=metrics, clock=clock, random=random)
         )
+        log = TurnLog(clock=clock, wall_clock=time.time, tracing=_tracing(config, metrics, random, stack))
         session = await stack.enter_async_context(open_session())
         engines = Engines(
             session,
@@ -108,6 +115,7 @@ async def serving(
             clock=clock,
             tls=calling.arguments if calling is not None else dict,
         )
+        probe = TemplateProbe(engines, config.model.served_name)
         calls = LeaseCalls(engines)
         releases = Releases(
             clock,
@@ -122,6 +130,8 @@ async def serving(
             handles=lambda: len(store),
             turns=lambda: state.turns,
             retained_blocks=store.retained_blocks,
+            retained_share=config.kv_transfer.retained_share,
+            template=probe.by_case,
         )
 
         async def found_wrong(process: str) -> None:
@@ -173,7 +183,18 @@ async def serving(
             metrics=metrics,
             clock=clock,
         )
-        admin = AdminApi(token=token, engines=engines, pairs=pairs, store=store, state=state, log=log, clock=clock)
+        admin = AdminApi(
+            config=config,
+            token=token,
+            engines=engines,
+            pairs=pairs,
+            store=store,
+            state=state,
+            log=log,
+            metrics=metrics,
+            probe=probe,
+            clock=clock,
+        )
 
         async def discovered(specs: tuple[EngineSpec, ...]) -> None:
             for process in engines.update(specs):
@@ -208,6 +229,8 @@ async def serving(
                 clock=clock,
             )
             background.serve(renewer.run, "renewals")
+        if config.template_probe.enabled:
+            background.serve(probe.run, "template probe")
         if config.canary.enabled:
             canary = Canary(config=config, engines=engines, pairs=pairs, releases=releases, clock=clock, random=random)
             background.serve(canary.run, "canary")
@@ -226,6 +249,8 @@ async def serving(
             releaser=releaser,
             truth_sampling=truth_sampling,
             reloading=reloading,
+            metrics=metrics,
+            probe=probe,
         )
         yield router
         await router.release_all()
@@ -269,6 +294,24 @@ def _tls(config: Config, reloading: Reloading) -> tuple[tls.Serving | None, tls.
         if part is not None:
             reloading.watch(name, part.paths, part.load)
     return serves, calls
+
+
+def _tracing(config: Config, metrics: Metrics, random: Random, stack: AsyncExitStack) -> Tracing | None:
+    """What makes spans, where spans are wanted. Raises InvalidConfig."""
+    if config.tracing is None:
+        return None
+    try:
+        from kvloop_router import tracing
+    except ImportError as error:
+        raise InvalidConfig(f"tracing: {error.name} is not installed; it comes with kvloop[tracing]") from error
+    tracer = tracing.Tracer(
+        config.tracing,
+        random=random,
+        attributes={"service.name": "kvloop-router", "service.instance.id": platform.node()},
+        count=lambda outcome, spans: metrics.spans.labels(outcome).inc(spans),
+    )
+    stack.push_async_callback(asyncio.to_thread, tracer.close)
+    return tracer
 
 
 async def _listen(

@@ -76,9 +76,10 @@ class Tokenizer:
         for _ in range(_ATTEMPTS):
             name = choose_one(self._engines.snapshot(model), self._random, Role.DECODE, failed)
             try:
-                answer = await self._engines.complete(
-                    name, "/tokenize", body, headers, seconds=self._config.timeouts.prefill_seconds
-                )
+                with report.leg("tokenize", name) as leg:
+                    answer = await self._engines.complete(
+                        name, "/tokenize", body, leg.headers(headers), seconds=self._config.timeouts.prefill_seconds
+                    )
                 told = orjson.loads(answer.body)
                 return list(told["tokens"]), int(told["max_model_len"])
             except EngineRejected as error:

@@ -39,6 +39,7 @@ from kvloop_router.keep_alive import kept_alive
 from kvloop_router.kept import HandleStore, Query
 from kvloop_router.leases import UNKNOWN, Pace
 from kvloop_router.metrics import Metrics
+from kvloop_router.outline import outline
 from kvloop_router.pairs import Pairs, Templates
 from kvloop_router.policy import Candidate, Pair, choose_one, choose_pair, still_serving
 from kvloop_router.prefill_leg import Leg, Prefilled, PrefillLegs
@@ -49,7 +50,7 @@ from kvloop_router.reuse import Option, Options, Reuse, report_reuse
 from kvloop_router.scope import Scope
 from kvloop_router.tokens import Tokenizer
 from kvloop_router.truth_sampling import TruthSampling, WarmTurn
-from kvloop_router.turn_log import TurnReport
+from kvloop_router.turn_log import LegReport, TurnReport
 
 _DECODE_ATTEMPTS = 2
 
@@ -141,16 +142,18 @@ class Turns:
         """
         query = Query(scope.ident, request.conversation, history.trail(scope.history_key, request))
         turn = Turn(request, scope, query, headers, report)
-        if request.plain:
-            return await self._play_plain(turn, downstream)
         self._running[id(turn)] = turn
         try:
+            if request.plain:
+                return await self._play_plain(turn, downstream)
             why_unprovable = await self._tokenize(turn)
             found = await self._reuse.find(query, scope, turn.token_ids, why_unprovable)
+            report.proven_tokens = found.equal
             return await self._play_legs(turn, found, downstream)
         finally:
             turn.needs.close()
             del self._running[id(turn)]
+            report.outline = outline(scope.history_key, request, query.trail)
 
     async def _play_plain(self, turn: Turn, downstream: Downstream) -> bytes | None:
         """A request that no KV moves for goes to a decode engine as it is, which then retains nothing."""
@@ -204,6 +207,7 @@ class Turns:
                 await self._reuse.discard(option)
             elif (grant := await self._store.take(option.kept.ident)) is not None:
                 turn.report.proven_tokens = option.tokens if option.proven else 0
+                turn.report.retained_tokens = int(option.kept.params["remote_num_tokens"])
                 turn.pace = option.kept.pace.after(self._clock() - option.kept.since)
                 return pair, replace(option, grant=grant), ""
             else:
@@ -291,17 +295,18 @@ class Turns:
 
     async def _run_prefill(self, turn: Turn, name: str, option: Option | None, *, may_release: bool) -> Prefilled:
         """Runs to its end whatever becomes of the client."""
-        leg = Leg(
-            request=turn.request,
-            token_ids=self._sent_ids(turn),
-            salt=turn.scope.salt,
-            headers=turn.headers,
-            learning=turn.learning,
-            may_release=may_release,
-            prompt_tokens=load.prompt_tokens(turn.request, turn.report.prompt_tokens),
-            seconds=self._config.timeouts.prefill_seconds,
-        )
-        return await self._prefill_legs.run(leg, name, option, turn.needs.hold)
+        with turn.report.leg("prefill", name) as reported:
+            leg = Leg(
+                request=turn.request,
+                token_ids=self._sent_ids(turn),
+                salt=turn.scope.salt,
+                headers=reported.headers(turn.headers),
+                learning=turn.learning,
+                may_release=may_release,
+                prompt_tokens=load.prompt_tokens(turn.request, turn.report.prompt_tokens),
+                seconds=self._config.timeouts.prefill_seconds,
+            )
+            return await self._prefill_legs.run(leg, name, option, turn.needs.hold)
 
     def _pool(self, turn: Turn) -> Sequence[Candidate]:
         """The engines that have the turn's model."""
@@ -334,7 +339,8 @@ class Turns:
 
         try:
             work = decode_work(engine, turn.request, turn.report.prompt_tokens, turn.home, self._random)
-            whole = await self._relay(turn, name, body, work, downstream, finished)
+            with turn.report.leg("decode", name) as reported:
+                whole = await self._relay(turn, reported, body, work, downstream, finished)
             outcome = "ok"
         finally:
             self._metrics.legs.labels("decode", outcome).observe(self._clock() - started)
@@ -343,21 +349,20 @@ class Turns:
     async def _relay(
         self,
         turn: Turn,
-        name: str,
+        reported: LegReport,
         body: Mapping[str, Any],
         work: Work,
         downstream: Downstream,
         finished: relay.Finished,
     ) -> bytes | None:
         keep_token_ids, api, within = turn.request.wants_token_ids, turn.request.api, self._config.timeouts
+        name, headers = reported.engine, reported.headers(turn.headers)
         if not turn.request.stream:
-            answer = await self._engines.complete(
-                name, api, body, turn.headers, seconds=within.decode_seconds, work=work
-            )
+            answer = await self._engines.complete(name, api, body, headers, seconds=within.decode_seconds, work=work)
             data, _ = await relay.whole(answer, name, keep_token_ids=keep_token_ids, finished=finished)
             return data
         data, stall = orjson.dumps(body), within.decode_stall_seconds
-        async with self._engines.stream(name, api, data, turn.headers, stall_seconds=stall, work=work) as upstream:
+        async with self._engines.stream(name, api, data, headers, stall_seconds=stall, work=work) as upstream:
             source = kept_alive(upstream, downstream, within.keep_alive_seconds)
             await relay.stream(source, downstream, keep_token_ids=keep_token_ids, finished=finished, clock=self._clock)
         return None

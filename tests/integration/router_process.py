@@ -143,6 +143,7 @@ def configuration(directory: Path, **changes: Any) -> dict[str, Any]:
         "kvTransfer": {"kvRecomputeThreshold": 8},
         "engine": {"promptTokenIds": True, "streamHandles": True, "multiGroupReuse": True},
         "canary": {"enabled": False},
+        "templateProbe": {"enabled": False},
     }
     for name, value in changes.items():
         document[name] = {**document.get(name, {}), **value} if isinstance(value, dict) else value

@@ -85,6 +85,8 @@ def router_config(context: Context) -> dict[str, Any]:
             "everyNthWarmTurn": router.truth_sampling.every_nth_warm_turn,
             "leastToleranceNats": router.truth_sampling.least_tolerance_nats,
         },
+        "templateProbe": {"enabled": True},
+        "tracing": _tracing(context),
         "reuse": router.reuse,
         # Else nobody would be there to tell clients when to come back.
         "suspended": any(context.replicas(role) == 0 for role in Role),
@@ -202,6 +204,11 @@ def _discovery(context: Context) -> dict[str, Any]:
     if _asks_api_server(context):
         return {"kubernetes": {"deployment": context.name}}
     return {"file": context.facts.engines_file}
+
+
+def _tracing(context: Context) -> dict[str, Any] | None:
+    tracing = context.spec.router.tracing
+    return None if tracing is None else {"endpoint": tracing.endpoint, "sampleRatio": tracing.sample_ratio}
 
 
 def _api_keys_file(context: Context) -> str | None:

@@ -18,7 +18,7 @@ from kvloop_operator.api.v1alpha1.kubernetes import (
     SpreadConstraints,
     Tolerations,
 )
-from kvloop_operator.api.v1alpha1.patterns import HEADER_NAME, IMAGE, STORE_URL
+from kvloop_operator.api.v1alpha1.patterns import HEADER_NAME, HTTP_URL, IMAGE, STORE_URL
 from kvloop_operator.api.v1alpha1.roles import DisruptionBudget
 
 _HeaderName = Annotated[str, Field(min_length=1, max_length=128, pattern=HEADER_NAME)]
@@ -55,6 +55,16 @@ class TruthSampling(Part):
     least_tolerance_nats: Annotated[float, Field(gt=0, le=2)] = 0.5
     """How far apart, in the mean of a token, the two answers' log-probabilities may be whatever the engines' own noise
     is."""
+
+
+class Tracing(Part):
+    """OpenTelemetry spans of turns and their legs, for a collector."""
+
+    endpoint: Annotated[str, Field(max_length=512, pattern=HTTP_URL)]
+    """Where the collector takes OTLP over HTTP, as http://collector.monitoring:4318/v1/traces. Headers that it asks for
+    come from the router's environment: OTEL_EXPORTER_OTLP_HEADERS, by podTemplate."""
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Of the turns whose clients bring no trace context. A client's own decision is kept."""
 
 
 class Limits(Part):
@@ -127,6 +137,7 @@ class RouterSpec(Part):
     """Secret with one API key a line. Without it every caller is served, as one tenant."""
     canary: Canary = defaulted(Canary)
     truth_sampling: TruthSampling = defaulted(TruthSampling)
+    tracing: Tracing | None = None
     limits: Limits = defaulted(Limits)
     timeouts: Timeouts = defaulted(Timeouts)
     health_checks: HealthChecks = defaulted(HealthChecks)
