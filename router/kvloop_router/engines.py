@@ -44,7 +44,7 @@ class Engine:
         there: their decode leg is still to come, or reads what their prefill leg left.
     probed: whether a check of its health is on its way.
     engine_id: as in its last handle, without the rank.
-    version, block_size, kv_blocks, max_model_len, models: None or empty until the engine has told.
+    version, block_size, kv_blocks, prefix_caching, max_model_len, models: None or empty until the engine has told.
     leases: whether it releases and renews by name what it retains; None until it was asked.
     """
 
@@ -58,6 +58,7 @@ class Engine:
     version: str | None = None
     block_size: int | None = None
     kv_blocks: int | None = None
+    prefix_caching: bool | None = None
     max_model_len: int | None = None
     models: tuple[str, ...] = ()
     leases: bool | None = None
@@ -261,6 +262,7 @@ class Engines:
         metrics = (await self._get(engine, "/metrics")).decode("utf-8", "replace")
         engine.block_size = exposition.block_size(metrics)
         engine.kv_blocks = exposition.blocks(metrics)
+        engine.prefix_caching = exposition.prefix_caching(metrics)
         try:
             models = orjson.loads(await self._get(engine, "/v1/models"))["data"]
             engine.models = tuple(str(model["id"]) for model in models)

@@ -18,6 +18,7 @@ from kvloop_router.admin import AdminApi
 from kvloop_router.api import PublicApi
 from kvloop_router.background import Background
 from kvloop_router.canary import Canary
+from kvloop_router.choosing import paths
 from kvloop_router.config import Config, read_api_keys, read_digest_key, read_token
 from kvloop_router.discovery import watch
 from kvloop_router.engine_spec import EngineSpec
@@ -134,6 +135,7 @@ async def serving(
             templates=Templates(),
             metrics=metrics,
             truth_sampling=truth_sampling,
+            paths=paths(config, clock),
             background=background,
             clock=clock,
             random=random,

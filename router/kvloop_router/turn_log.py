@@ -20,6 +20,7 @@ class TurnReport:
     reason: why it is not warm; empty where it is. reused_tokens: tokens of the prompt that prefill did not compute,
     within the prefix that the handle was proven to cover. no_handle: why nothing was kept; empty where something was.
     phase: how far it has come: ``queue``, ``prefill``, ``decode``, ``stream``.
+    expected: where there was a choice, what each path was expected to cost, in seconds.
     status: of the answer; 499 where the client left. attempts: legs that failed, as ``leg engine error``.
     """
 
@@ -38,10 +39,16 @@ class TurnReport:
     broken: bool = False
     no_handle: str = ""
     attempts: list[str] = field(default_factory=list)
+    expected: dict[str, float] = field(default_factory=dict)
     seconds: float | None = None
     ttft_seconds: float | None = None
     prefill_seconds: float | None = None
     phase: str = "queue"
+
+    @property
+    def no_prefill(self) -> str:
+        """Why a decode leg had no parameters of a prefill leg."""
+        return "local" if self.path == "local" else "none_from_prefill"
 
     def headers(self) -> dict[str, str]:
         """The headers that tell the client."""

@@ -78,6 +78,10 @@ def router_config(context: Context) -> dict[str, Any]:
             "everyNthWarmTurn": router.truth_sampling.every_nth_warm_turn,
             "leastToleranceNats": router.truth_sampling.least_tolerance_nats,
         },
+        "pathChoice": {
+            "mode": router.path_choice.mode.value,
+            "decodeDelayWeight": router.path_choice.decode_delay_weight,
+        },
         "reuse": router.reuse,
         # Else nobody would be there to tell clients when to come back.
         "suspended": any(context.replicas(role) == 0 for role in Role),

@@ -76,6 +76,7 @@ def test_the_users_settings_arrive() -> None:
             "timeouts": {"connectSeconds": 1, "prefillSeconds": 2},
             "handleStore": {"maxHandles": 3},
             "canary": {"enabled": False},
+            "pathChoice": {"mode": "Cold", "decodeDelayWeight": 2.5},
             "apiKeysSecretRef": {"name": "keys", "key": "list"},
         },
         rollout__drainTimeoutSeconds=4,
@@ -85,6 +86,7 @@ def test_the_users_settings_arrive() -> None:
     assert (told.limits.body_bytes, told.handle_store.max_handles, told.canary.enabled) == (2048, 3, False)
     assert (told.timeouts.connect_seconds, told.timeouts.prefill_seconds, told.timeouts.drain_seconds) == (1, 2, 4)
     assert told.kv_transfer.kv_recompute_threshold == 5
+    assert (told.path_choice.mode, told.path_choice.decode_delay_weight) == ("Cold", 2.5)
     assert told.api_keys_file == "/etc/kvloop/api-keys/list"
 
 

@@ -57,6 +57,23 @@ class TruthSampling(Part):
     is."""
 
 
+class PathMode(StrEnum):
+    AUTO = "Auto"
+    COLD = "Cold"
+    WARM = "Warm"
+    LOCAL = "Local"
+
+
+class PathChoice(Part):
+    """How a turn goes whose beginning a decode engine still holds: cold, warm or local."""
+
+    mode: PathMode = PathMode.AUTO
+    """Auto: warm, unless another path is expected to be clearly faster, by what the engines were seen to take. Else
+    always this path, where it is possible."""
+    decode_delay_weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    """What a second counts for which a local turn holds up running answers, against one until its first token."""
+
+
 class Limits(Part):
     """What one request may be."""
 
@@ -103,6 +120,7 @@ class RouterSpec(Part):
     """Secret with one API key a line. Without it every caller is served, as one tenant."""
     canary: Canary = defaulted(Canary)
     truth_sampling: TruthSampling = defaulted(TruthSampling)
+    path_choice: PathChoice = defaulted(PathChoice)
     limits: Limits = defaulted(Limits)
     timeouts: Timeouts = defaulted(Timeouts)
     handle_store: HandleStore = defaulted(HandleStore)
