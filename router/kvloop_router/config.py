@@ -237,6 +237,16 @@ class Canary(_Model):
     enabled: bool = True
 
 
+class PathChoice(_Model):
+    """Who chooses between the paths of a turn.
+
+    decode_delay_weight: what a second counts that running answers are held up, against one until a first token.
+    """
+
+    mode: Literal["Auto", "Cold", "Warm", "Local"] = "Auto"
+    decode_delay_weight: float = Field(default=1.0, ge=0)
+
+
 class TruthSampling(_Model):
     """every_nth_warm_turn: of each pair of engines, one in so many is computed anew and compared; 0 for none.
 
@@ -287,6 +297,7 @@ class Config(_Model):
     truth_sampling: TruthSampling = TruthSampling()
     template_probe: TemplateProbe = TemplateProbe()
     tracing: Tracing | None = None
+    path_choice: PathChoice = PathChoice()
     reuse: bool = True
     suspended: bool = False
     """No engines are wanted: the router is ready without them, and answers 503 with ``Retry-After``."""

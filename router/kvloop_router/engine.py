@@ -25,7 +25,8 @@ class Engine:
         come, or reads what their prefill leg left.
     probed: whether a check of its health is on its way. next_check: when the next is due.
     engine_id: as in its last handle, without the rank.
-    version, block_size, kv_blocks (of one rank), max_model_len, models, ranks: None or empty until the engine has told.
+    version, block_size, kv_blocks (of one rank), prefix_caching, max_model_len, models, ranks: None or empty until the
+        engine has told.
     leases: whether it releases and renews by name what it retains; None until it was asked.
     """
 
@@ -41,6 +42,7 @@ class Engine:
     version: str | None = None
     block_size: int | None = None
     kv_blocks: int | None = None
+    prefix_caching: bool | None = None
     max_model_len: int | None = None
     models: tuple[str, ...] = ()
     ranks: int = 1

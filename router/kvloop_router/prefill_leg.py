@@ -13,13 +13,14 @@ from typing import Any
 import orjson
 
 from kvloop_connector.verdict import Outcome
-from kvloop_router import legs
+from kvloop_router import cost_model, legs, sizes
 from kvloop_router.engine import Engine, Work
 from kvloop_router.engines import Engines
 from kvloop_router.errors import EngineDraining, EngineError, EngineFailed, EngineRejected, EngineUnreachable
 from kvloop_router.kept import HandleStore, Why
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs
+from kvloop_router.paths import Paths
 from kvloop_router.release import Pending, Releases
 from kvloop_router.request import Request
 from kvloop_router.reuse import Option
@@ -49,9 +50,9 @@ class Prefilled:
 
     engine: Engine | None
     params: Mapping[str, Any] | None
-    rendered: Sequence[int] | None
-    prompt_tokens: int | None
-    first: FirstToken | None
+    rendered: Sequence[int] | None = None
+    prompt_tokens: int | None = None
+    first: FirstToken | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ class PrefillLegs:
         pairs: Pairs,
         metrics: Metrics,
         truth_sampling: TruthSampling,
+        paths: Paths,
         clock: Callable[[], float],
     ) -> None:
         self._engines = engines
@@ -93,6 +95,7 @@ class PrefillLegs:
         self._pairs = pairs
         self._metrics = metrics
         self._truth_sampling = truth_sampling
+        self._paths = paths
         self._clock = clock
 
     async def run(
@@ -114,6 +117,9 @@ class PrefillLegs:
             ask_token_ids=leg.learning,
             ask_logprobs=option is not None and self._truth_sampling.asks(engine, option.kept),
         )
+        held = option.tokens if option is not None else 0
+        rate = self._paths.tokens_per_character
+        watch = self._paths.prefill_leg(name, sizes.prefill_work(leg.request, leg.token_ids, held, rate))
         started = self._clock()
         outcome = "failed"
         try:
@@ -126,11 +132,15 @@ class PrefillLegs:
             ended(engine)
             prefilled = _prefilled(name, engine, answer.body)
             outcome = "ok"
+            watch.first_token(_work(prefilled, held))
         except EngineError as error:
             await self._settle_failure(error, option, rider)
             raise
         finally:
+            watch.close()
             self._metrics.legs.labels("prefill", outcome).observe(self._clock() - started)
+        if prefilled.prompt_tokens is not None and leg.token_ids is None:
+            self._paths.count(sizes.characters(leg.request), prefilled.prompt_tokens)
         if option is not None:
             await self._settle(option, prefilled)
         if rider is not None:
@@ -162,6 +172,16 @@ class PrefillLegs:
             return self._engines.present(item.process) and self._pairs.usable(prefill.spec.name, item.decode)
 
         return self._releases.rider(prefill.spec.kv_revision, reachable)
+
+
+def _work(prefilled: Prefilled, held: int) -> cost_model.Work | None:
+    """What a leg turned out to do that was to read ``held`` tokens; None where the engine does not tell."""
+    cached = (prefilled.params or {}).get("remote_prefill_cached_tokens")
+    if prefilled.prompt_tokens is None or type(cached) is not int:
+        return None
+    # The last token is always computed. Less than it was to read: its own cache had nearly all.
+    context = max(0, min(cached, prefilled.prompt_tokens - 1))
+    return cost_model.Work(prefilled.prompt_tokens - context, context, held if held and cached >= held else 0)
 
 
 def _prefilled(name: str, engine: Engine | None, body: bytes) -> Prefilled:

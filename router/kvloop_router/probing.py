@@ -79,6 +79,7 @@ class Prober:
         metrics = (await self._get(engine, "/metrics")).decode("utf-8", "replace")
         engine.block_size = exposition.block_size(metrics)
         engine.kv_blocks = exposition.blocks(metrics)
+        engine.prefix_caching = exposition.prefix_caching(metrics)
         engine.ranks = exposition.ranks(metrics)
         try:
             models = orjson.loads(await self._get(engine, "/v1/models"))["data"]

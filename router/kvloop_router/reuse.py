@@ -11,7 +11,7 @@ from typing import Any
 
 from kvloop_connector.digest import Retained, retain, reusable_tokens
 from kvloop_connector.errors import InvalidHandle
-from kvloop_connector.handle import KVHandle
+from kvloop_connector.handle import RETAIN_PARAMS, KVHandle
 from kvloop_router import leases, legs, ranks
 from kvloop_router.config import Config
 from kvloop_router.engine import Engine
@@ -127,6 +127,24 @@ class Reuse:
                 query, Absence.BELOW_THRESHOLD if reason == "below_threshold" else Absence.NO_HANDLE
             )
         return reason
+
+    @property
+    def params_alone(self) -> Mapping[str, Any] | None:
+        """What a decode leg carries that has no prefill leg: with KvloopConnector, that the engine is to retain its
+        blocks; a stock one would retain them for ever."""
+        return RETAIN_PARAMS if self._config.kv_transfer.verified_by_engine else None
+
+    def why_none_returned(self, request: Request, ended: Ended) -> str:
+        """Why a decode leg that was to leave a handle left none."""
+        if not self._config.kv_transfer.bidirectional_kv_xfer:
+            return "off"
+        if "abort" in ended.finish_reasons.values():
+            return "abort"
+        if request.stream and not self._config.engine.stream_handles:
+            return "stream"
+        if ended.error:
+            return "error"
+        return "stop_string" if request.body.get("stop") else "unknown"
 
     async def end(self, scope: Scope, conversation: str) -> int:
         """Release all that is kept of a conversation; gives how many handles."""

@@ -24,6 +24,7 @@ from kvloop_router.api import PublicApi
 from kvloop_router.api_keys import ApiKeys
 from kvloop_router.background import Background
 from kvloop_router.canary import Canary
+from kvloop_router.choosing import paths
 from kvloop_router.config import Config, read_digest_key, read_token
 from kvloop_router.discovery import watch
 from kvloop_router.engine_spec import EngineSpec
@@ -159,6 +160,7 @@ async def serving(
             templates=Templates(),
             metrics=metrics,
             truth_sampling=truth_sampling,
+            paths=paths(config, clock),
             background=background,
             clock=clock,
             random=random,

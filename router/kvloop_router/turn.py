@@ -24,6 +24,7 @@ import orjson
 from kvloop_connector.settings import Role
 from kvloop_router import history, legs, load, relay
 from kvloop_router.background import Background
+from kvloop_router.choosing import Choosing, Outlook
 from kvloop_router.config import Config
 from kvloop_router.engine import Engine, Needs, Work, decode_work
 from kvloop_router.engines import Engines
@@ -41,6 +42,8 @@ from kvloop_router.leases import UNKNOWN, Pace
 from kvloop_router.metrics import Metrics
 from kvloop_router.outline import outline
 from kvloop_router.pairs import Pairs, Templates
+from kvloop_router.path_choice import Path
+from kvloop_router.paths import Paths
 from kvloop_router.policy import Candidate, Pair, choose_one, choose_pair, still_serving
 from kvloop_router.prefill_leg import Leg, Prefilled, PrefillLegs
 from kvloop_router.relay import Downstream, Ended
@@ -64,6 +67,7 @@ class Turn:
     tried: names of engines at which a leg of this turn failed.
     needs: decode, until its leg is there; prefill, until decode has read from it.
     pace: of its conversation, as far as that is known. home: the engine id of what holds it.
+    outlook: what it was thought to be, where there was a choice of how it goes.
     ended: its conversation was ended meanwhile.
     """
 
@@ -79,6 +83,7 @@ class Turn:
     needs: Needs = field(default_factory=Needs)
     pace: Pace = UNKNOWN
     home: str = ""
+    outlook: Outlook | None = None
     ended: bool = False
 
 
@@ -96,6 +101,7 @@ class Turns:
         templates: Templates,
         metrics: Metrics,
         truth_sampling: TruthSampling,
+        paths: Paths,
         background: Background,
         clock: Callable[[], float],
         random: Random,
@@ -108,6 +114,7 @@ class Turns:
         self._templates = templates
         self._metrics = metrics
         self._truth_sampling = truth_sampling
+        self._choosing = Choosing(paths, engines)
         self._background = background
         self._clock = clock
         self._random = random
@@ -121,6 +128,7 @@ class Turns:
             pairs=pairs,
             metrics=metrics,
             truth_sampling=truth_sampling,
+            paths=paths,
             clock=clock,
         )
         self._tokenizer = Tokenizer(config, engines, templates, random)
@@ -170,7 +178,10 @@ class Turns:
         pair, option, reason = await self._choose(turn, found)
         turn.report.reason = reason
         for attempt in range(_DECODE_ATTEMPTS):
-            pair, prefilled = await self._prefill(turn, pair, option)
+            if turn.report.path == Path.LOCAL:
+                prefilled = Prefilled(engine=None, params=self._reuse.params_alone)
+            else:
+                pair, prefilled = await self._prefill(turn, pair, option)
             option = None
             pool = self._pool(turn)
             pair = still_serving(pair, pool, self._random, avoid=turn.tried, usable=self._pairs.usable)
@@ -205,15 +216,23 @@ class Turns:
             pair, reason = self._warm_pair(turn, option)
             if pair is None:
                 await self._reuse.discard(option)
+            elif (path := self._foresee(turn, option, pair)) is not Path.WARM:
+                # Nothing is read: the handle stays where it is, until this turn's own takes its place.
+                return (pair if path is Path.COLD else replace(pair, prefill="")), None, "cheaper"
             elif (grant := await self._store.take(option.kept.ident)) is not None:
                 turn.report.proven_tokens = option.tokens if option.proven else 0
                 turn.report.retained_tokens = int(option.kept.params["remote_num_tokens"])
-                turn.pace = option.kept.pace.after(self._clock() - option.kept.since)
                 return pair, replace(option, grant=grant), ""
             else:
                 reason = "taken"
         home = found.options[0].kept.process if found.options else None
         return choose_pair(self._pool(turn), self._random, issuer=home), None, reason
+
+    def _foresee(self, turn: Turn, option: Option, pair: Pair) -> Path:
+        """The path that this turn goes between the engines of ``pair``."""
+        turn.pace = option.kept.pace.after(self._clock() - option.kept.since)
+        turn.outlook = self._choosing.outlook(turn.request, turn.token_ids, turn.query, option, pair, turn.report)
+        return turn.outlook.path
 
     def _warm_pair(self, turn: Turn, option: Option) -> tuple[Pair | None, str]:
         """Engines between which this handle may go, or why there are none.
@@ -324,13 +343,10 @@ class Turns:
             raise EngineUnreachable(name, "no longer there")
         turn.report.decode, turn.report.phase = name, "decode"
         params = prefilled.params if prefilled is not None else None
-        body = legs.decode(
-            turn.request,
-            params=params,
-            token_ids=self._sent_ids(turn),
-            salt=turn.scope.salt,
-            ask_token_ids=not self._verified_by_engine,
-        )
+        ids, ask = self._sent_ids(turn), not self._verified_by_engine
+        body = legs.decode(turn.request, params=params, token_ids=ids, salt=turn.scope.salt, ask_token_ids=ask)
+        watch = self._choosing.decode_leg(engine, turn.outlook, turn.report)
+        downstream = relay.Begun(downstream, watch.first_token)
         started = self._clock()
         outcome = "failed"
 
@@ -343,6 +359,7 @@ class Turns:
                 whole = await self._relay(turn, reported, body, work, downstream, finished)
             outcome = "ok"
         finally:
+            watch.close()
             self._metrics.legs.labels("decode", outcome).observe(self._clock() - started)
         return whole
 
@@ -370,7 +387,7 @@ class Turns:
     async def _finish(self, turn: Turn, engine: Engine, params: Mapping[str, Any] | None, ended: Ended) -> None:
         """The turn's answer is complete: keep its handle, before the client can send the next turn."""
         if params is None:
-            reason = "api" if turn.request.plain else "none_from_prefill"
+            reason = "api" if turn.request.plain else turn.report.no_prefill
         else:
             reason = await self._reuse.keep(
                 turn.request, turn.query, turn.scope, engine, turn.token_ids, ended, turn.pace
@@ -378,7 +395,7 @@ class Turns:
             if turn.ended and turn.query.conversation is not None:
                 await self._reuse.end(turn.scope, turn.query.conversation)
         if reason == "none_returned":
-            reason = self._why_none_returned(turn.request, ended)
+            reason = self._reuse.why_none_returned(turn.request, ended)
         turn.report.no_handle = reason
         if turn.report.prompt_tokens is None and ended.prompt_token_ids is not None:
             turn.report.prompt_tokens = len(ended.prompt_token_ids)
@@ -386,17 +403,6 @@ class Turns:
             self._metrics.no_handle.labels(reason).inc()
         else:
             self._metrics.handles.labels("kept").inc()
-
-    def _why_none_returned(self, request: Request, ended: Ended) -> str:
-        if not self._config.kv_transfer.bidirectional_kv_xfer:
-            return "off"
-        if "abort" in ended.finish_reasons.values():
-            return "abort"
-        if request.stream and not self._config.engine.stream_handles:
-            return "stream"
-        if ended.error:
-            return "error"
-        return "stop_string" if request.body.get("stop") else "unknown"
 
     def _may_retry(self, turn: Turn, error: EngineError, leg: str, downstream: Downstream, *, last: bool) -> None:
         """Raise ``error`` unless the leg may be sent again."""

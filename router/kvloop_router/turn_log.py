@@ -64,6 +64,7 @@ class TurnReport:
     within the prefix that the handle was proven to cover. retained_tokens: how many the handle covers that was taken.
     no_handle: why nothing was kept; empty where something was.
     phase: how far it has come: ``queue``, ``prefill``, ``decode``, ``stream``.
+    expected: where there was a choice, what each path was expected to cost, in seconds.
     status: of the answer; 499 where the client left. attempts: legs that failed, as ``leg engine error``.
     reasoned: whether the answer begins with reasoning; None where that is not known.
     trace: the context of its span; None where it is not traced. parent: the client's span id; empty without one.
@@ -88,6 +89,7 @@ class TurnReport:
     broken: bool = False
     no_handle: str = ""
     attempts: list[str] = field(default_factory=list)
+    expected: dict[str, float] = field(default_factory=dict)
     seconds: float | None = None
     ttft_seconds: float | None = None
     prefill_seconds: float | None = None
@@ -103,6 +105,11 @@ class TurnReport:
 
     def __post_init__(self) -> None:
         self.began = self.clock()
+
+    @property
+    def no_prefill(self) -> str:
+        """Why a decode leg had no parameters of a prefill leg."""
+        return "local" if self.path == "local" else "none_from_prefill"
 
     def headers(self) -> dict[str, str]:
         """The headers that tell the client."""

@@ -144,6 +144,8 @@ def configuration(directory: Path, **changes: Any) -> dict[str, Any]:
         "engine": {"promptTokenIds": True, "streamHandles": True, "multiGroupReuse": True},
         "canary": {"enabled": False},
         "templateProbe": {"enabled": False},
+        # How long things take on a test's machine is no reason to go another way.
+        "pathChoice": {"mode": "Warm"},
     }
     for name, value in changes.items():
         document[name] = {**document.get(name, {}), **value} if isinstance(value, dict) else value

@@ -87,6 +87,10 @@ def router_config(context: Context) -> dict[str, Any]:
         },
         "templateProbe": {"enabled": True},
         "tracing": _tracing(context),
+        "pathChoice": {
+            "mode": router.path_choice.mode.value,
+            "decodeDelayWeight": router.path_choice.decode_delay_weight,
+        },
         "reuse": router.reuse,
         # Else nobody would be there to tell clients when to come back.
         "suspended": any(context.replicas(role) == 0 for role in Role),

@@ -77,6 +77,7 @@ def test_the_users_settings_arrive() -> None:
             "healthChecks": {"failures": 9, "suspectSeconds": 10},
             "handleStore": {"maxHandles": 3},
             "canary": {"enabled": False},
+            "pathChoice": {"mode": "Cold", "decodeDelayWeight": 2.5},
             "apiKeysSecretRef": {"name": "keys", "key": "list"},
         },
         rollout__drainTimeoutSeconds=4,
@@ -89,6 +90,7 @@ def test_the_users_settings_arrive() -> None:
     assert (told.timeouts.decode_seconds, told.timeouts.decode_stall_seconds) == (7, 8)
     assert (told.health_checks.failures, told.health_checks.suspect_seconds) == (9, 10)
     assert told.kv_transfer.kv_recompute_threshold == 5
+    assert (told.path_choice.mode, told.path_choice.decode_delay_weight) == ("Cold", 2.5)
     assert told.api_keys_file == "/etc/kvloop/api-keys/list"
 
 

@@ -33,6 +33,7 @@ COMPLETE: dict[str, Any] = {
     "handleStore": {"kind": "memory", "maxHandles": 20000},
     "canary": {"enabled": True},
     "truthSampling": {"everyNthWarmTurn": 1000, "leastToleranceNats": 0.5},
+    "pathChoice": {"mode": "Auto", "decodeDelayWeight": 1.0},
     "reuse": True,
     "apiKeysFile": None,
 }
@@ -87,6 +88,8 @@ def test_what_has_a_default_can_be_left_out() -> None:
         pytest.param("handleTtlSeconds", 451, "handleTtlSeconds", id="a handle that outlives its blocks"),
         pytest.param("truthSampling.everyNthWarmTurn", -1, "everyNthWarmTurn", id="less than no turn"),
         pytest.param("truthSampling.leastToleranceNats", 0, "leastToleranceNats", id="no tolerance"),
+        pytest.param("pathChoice.mode", "warm", "pathChoice.mode", id="an unknown way to choose"),
+        pytest.param("pathChoice.decodeDelayWeight", -1, "decodeDelayWeight", id="a weight below nothing"),
         pytest.param("model.servedName", "", "model.servedName", id="an empty name"),
         pytest.param("discovery", {}, "exactly one", id="no discovery"),
         pytest.param(

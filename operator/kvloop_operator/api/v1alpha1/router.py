@@ -67,6 +67,23 @@ class Tracing(Part):
     """Of the turns whose clients bring no trace context. A client's own decision is kept."""
 
 
+class PathMode(StrEnum):
+    AUTO = "Auto"
+    COLD = "Cold"
+    WARM = "Warm"
+    LOCAL = "Local"
+
+
+class PathChoice(Part):
+    """How a turn goes whose beginning a decode engine still holds: cold, warm or local."""
+
+    mode: PathMode = PathMode.AUTO
+    """Auto: warm, unless another path is expected to be clearly faster, by what the engines were seen to take. Else
+    always this path, where it is possible."""
+    decode_delay_weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    """What a second counts for which a local turn holds up running answers, against one until its first token."""
+
+
 class Limits(Part):
     """What one request may be, and how many turns the router lets run and wait."""
 
@@ -138,6 +155,7 @@ class RouterSpec(Part):
     canary: Canary = defaulted(Canary)
     truth_sampling: TruthSampling = defaulted(TruthSampling)
     tracing: Tracing | None = None
+    path_choice: PathChoice = defaulted(PathChoice)
     limits: Limits = defaulted(Limits)
     timeouts: Timeouts = defaulted(Timeouts)
     health_checks: HealthChecks = defaulted(HealthChecks)
