@@ -60,6 +60,7 @@ class Router:
     background: Background
     releaser: Releaser
     truth_sampling: TruthSampling
+    admission: Admission
 
     async def drained(self) -> None:
         """Take no new turns, and wait until the running ones and the legs of clients that left have ended."""
@@ -212,6 +213,7 @@ async def serving(
             background=background,
             releaser=releaser,
             truth_sampling=truth_sampling,
+            admission=admission,
         )
         yield router
         await router.release_all()
