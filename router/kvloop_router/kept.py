@@ -53,6 +53,8 @@ class Why(StrEnum):
     """The engine that was to pull it could not be reached."""
     REFUSED = "refused"
     """A prefill engine would not read it."""
+    LEG_FAILED = "leg_failed"
+    """The prefill engine that was to read it has failed the leg."""
     WRONG = "wrong"
     """What its engine retained was found wrong."""
     ENGINE_ENDING = "engine_ending"

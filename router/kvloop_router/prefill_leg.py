@@ -155,10 +155,14 @@ class PrefillLegs:
 
     async def _settle_failure(self, error: EngineError, option: Option | None, rider: Pending | None) -> None:
         """After a failed leg: a handle that provably nobody read goes back after a 4xx and is released if nothing was
-        sent; any other is lost.
+        sent; any other is lost. One that nobody reads any more, since the engine has answered, its issuer lets go if it
+        can be told.
         """
         if rider is not None:
             self._releases.failed(rider)
+        ended_there = isinstance(error, EngineFailed) and error.status
+        if option is not None and ended_there and self._releases.add_failed(option.kept):
+            await self._store.spend(option.kept.ident, option.grant)
         if option is None or not isinstance(error, EngineRejected | EngineUnreachable):
             return
         ended = await self._store.put_back(option.kept.ident, option.grant)

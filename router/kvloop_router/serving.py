@@ -73,6 +73,7 @@ class Router:
     reloading: Reloading
     metrics: Metrics
     probe: TemplateProbe
+    admission: Admission
 
     async def drained(self) -> None:
         """Take no new turns, and wait until the running ones and the legs of clients that left have ended."""
@@ -253,6 +254,7 @@ async def serving(
             reloading=reloading,
             metrics=metrics,
             probe=probe,
+            admission=admission,
         )
         yield router
         await router.release_all()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from kvloop_connector.settings import Role
 from tests.integration import hazards
-from tests.integration.scripted_answers import BLOCK_SIZE, good, prompt_ids, stream, stream_events, whole_answer
+from tests.integration.scripted_answers import BLOCK_SIZE, event, good, prompt_ids, stream, stream_events, whole_answer
 
 if TYPE_CHECKING:
     from tests.integration.scripted_engine import ScriptedEngine
@@ -18,14 +18,31 @@ if TYPE_CHECKING:
 Step = Callable[["ScriptedEngine", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
-def fails(status: int, message: str = "no") -> Step:
+def fails(status: int, message: str = "no", headers: Mapping[str, str] | None = None) -> Step:
     """An error in vLLM's shape."""
 
     async def step(engine: ScriptedEngine, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         error = {"error": {"message": message, "type": "Error", "param": None, "code": status}}
-        return web.json_response(error, status=status)
+        return web.json_response(error, status=status, headers=headers)
 
     return step
+
+
+async def stops(engine: ScriptedEngine, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Nothing, ever."""
+    engine.tries_patience = True
+    return await waits(asyncio.Event())(engine, request, body)
+
+
+async def aborts(engine: ScriptedEngine, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """What vLLM answers between SIGTERM and its end."""
+    if not body.get("stream"):
+        choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "abort"}
+        return web.json_response({"id": "answer", "choices": [choice], "kv_transfer_params": None})
+    first: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}}
+    last = {"index": 0, "delta": {}, "finish_reason": "abort"}
+    events = [event({"choices": [first]}), event({"choices": [last]}), b"data: [DONE]\n\n"]
+    return await stream(engine, request, body, events)
 
 
 async def resets(engine: ScriptedEngine, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

@@ -69,6 +69,12 @@ class Witness:
             # v1/core/sched/scheduler.py:3224: an abort with a read pending can end the engine.
             self.hazards.append(f"{engine.name} {path}: a prefill leg was cancelled")
 
+    def unused(self) -> set[str]:
+        """The request ids under which decode engines retain what nobody has pulled or released."""
+        return {
+            name for (_, name), issued in self._issued.items() if issued.issuer.role is Role.DECODE and not issued.uses
+        }
+
     def _known(self, params: Mapping[str, Any]) -> _Issued | None:
         return self._issued.get((params.get("remote_engine_id", ""), params.get("remote_request_id", "")))
 

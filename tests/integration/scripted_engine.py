@@ -10,7 +10,7 @@ import asyncio
 import json
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,7 +89,8 @@ class ScriptedEngine:
     left: set when a client closed its connection before the answer's end.
     ranks: of data parallelism. model: what it serves.
     tries_patience: its legs never end, so that they may be cancelled.
-    running: requests to generate that it is at.
+    running: requests to generate that it is at. stop: ends it, so that connections are refused.
+    tokenize_waits: answers with token ids wait for it.
     tls: what it serves with; None: without.
     """
 
@@ -114,6 +115,8 @@ class ScriptedEngine:
     model: str = "tiny"
     tries_patience: bool = False
     running: int = 0
+    tokenize_waits: asyncio.Event | None = None
+    stop: Callable[[], Awaitable[None]] | None = None
     script: list[Step] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     leased: list[Asked] = field(default_factory=list)
@@ -131,6 +134,7 @@ class ScriptedEngine:
             "podUID": self.pod_uid,
             "kvRevision": self.revision,
             "zone": "",
+            **({"model": self.model} if self.model != "tiny" else {}),
         }
 
     @property
@@ -167,6 +171,7 @@ async def running(engine: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
     engine.url = f"{'https' if engine.tls else 'http'}://{host}:{port}"
     if not engine.pod_uid:
         engine.restart()
+    engine.stop = runner.cleanup
     try:
         yield engine
     finally:
@@ -212,6 +217,9 @@ def _application(engine: ScriptedEngine) -> web.Application:
     async def tokenize(request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
         engine.asked.append(Asked(request.path, body, request.headers))
+        if engine.tokenize_waits is not None:
+            engine.arrived.set()
+            await engine.tokenize_waits.wait()
         tokens = rendered(body)
         return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len})
 
