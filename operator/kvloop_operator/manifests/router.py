@@ -11,10 +11,10 @@ import yaml
 
 from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS, Role
 from kvloop_operator import names
-from kvloop_operator.manifests import connector
+from kvloop_operator.manifests import connector, handle_store
 from kvloop_operator.manifests.common import Context, Manifest, field_env, metadata, plain
 from kvloop_operator.manifests.overlay import merged
-from kvloop_operator.serving import model_argument, served_name
+from kvloop_operator.serving import has_own_store, model_argument, served_name
 
 _CONFIG_VOLUME = "kvloop-config"
 _ENGINES_VOLUME = "kvloop-engines"
@@ -79,7 +79,7 @@ def router_config(context: Context) -> dict[str, Any]:
             "drainSeconds": spec.rollout.drain_timeout_seconds,
         },
         "healthChecks": router.health_checks.model_dump(by_alias=True),
-        "handleStore": {"kind": "memory", "maxHandles": router.handle_store.max_handles},
+        "handleStore": handle_store.router_settings(context),
         "canary": {"enabled": router.canary.enabled},
         "truthSampling": {
             "everyNthWarmTurn": router.truth_sampling.every_nth_warm_turn,
@@ -122,8 +122,16 @@ def secret(context: Context) -> Manifest | None:
             names.ADMIN_TOKEN_KEY: material.admin_token,
             names.DIGEST_KEY_KEY: material.digest_key,
             names.SEAL_KEY_KEY: material.seal_key,
+            **_of_own_store(context, material.store_password),
         },
     }
+
+
+def _of_own_store(context: Context, password: str) -> dict[str, str]:
+    if not has_own_store(context.spec):
+        return {}
+    settings = handle_store.server_settings(password)
+    return {names.STORE_PASSWORD_KEY: password, names.STORE_SETTINGS_KEY: settings}
 
 
 def service_account(context: Context) -> Manifest:
@@ -310,13 +318,18 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
         mounts.append({"name": _ENGINES_VOLUME, "mountPath": names.ENGINES_DIRECTORY})
     if context.spec.router.api_keys_secret_ref is not None:
         mounts.append({"name": _API_KEYS_VOLUME, "mountPath": names.API_KEYS_DIRECTORY, "readOnly": True})
+    volume = handle_store.router_volume(context)
+    if volume is not None:
+        mounts.append({"name": volume["name"], "mountPath": names.STORE_DIRECTORY, "readOnly": True})
     return mounts
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:
     name = names.router_name(context.name)
     directory = names.SECRET_DIRECTORY.removeprefix(f"{names.ROUTER_CONFIG_DIRECTORY}/")
-    secrets = [{"key": key, "path": f"{directory}/{key}"} for key in (names.ADMIN_TOKEN_KEY, names.DIGEST_KEY_KEY)]
+    own = (names.STORE_PASSWORD_KEY,) if has_own_store(context.spec) else ()
+    keys = (names.ADMIN_TOKEN_KEY, names.DIGEST_KEY_KEY, *own)
+    secrets = [{"key": key, "path": f"{directory}/{key}"} for key in keys]
     config = [{"key": names.ROUTER_CONFIG_KEY, "path": names.ROUTER_CONFIG_KEY}]
     volumes: list[dict[str, Any]] = [
         {
@@ -336,10 +349,13 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
         volumes.append({"name": _ENGINES_VOLUME, "emptyDir": {}})
     reference = context.spec.router.api_keys_secret_ref
     if reference is not None:
-        keys = [{"key": reference.key, "path": reference.key}]
+        items = [{"key": reference.key, "path": reference.key}]
         volumes.append(
-            {"name": _API_KEYS_VOLUME, "secret": {"secretName": reference.name, "defaultMode": 0o440, "items": keys}}
+            {"name": _API_KEYS_VOLUME, "secret": {"secretName": reference.name, "defaultMode": 0o440, "items": items}}
         )
+    store = handle_store.router_volume(context)
+    if store is not None:
+        volumes.append(store)
     return volumes
 
 

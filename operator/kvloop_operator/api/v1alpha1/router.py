@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from kvloop_operator.api.v1alpha1.base import Annotations, Part, defaulted
+from kvloop_operator.api.v1alpha1.base import Annotations, Part, Rule, defaulted
 from kvloop_operator.api.v1alpha1.engine import PullPolicy
 from kvloop_operator.api.v1alpha1.kubernetes import (
     Affinity,
@@ -124,19 +124,46 @@ class HealthChecks(Part):
 
 
 class HandleStore(Part):
-    """Where KV handles are kept between turns. In the router's memory, unless url is set."""
+    """Where KV handles are kept between turns. In the memory of a single router; several share a server: the one at
+    url, or else a small Valkey that is made beside them."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.url) || !(has(self.passwordSecretRef) || has(self.caSecretRef))",
+            holds=lambda it: it.url is not None or (it.password_secret_ref is None and it.ca_secret_ref is None),
+            field="url",
+            fault="it is not set, and a password or a certificate for it is",
+            remedy="set it, or remove passwordSecretRef and caSecretRef",
+        ),
+        Rule(
+            cel="!has(self.url) || !(has(self.image) || has(self.resources))",
+            holds=lambda it: it.url is None or (it.image is None and it.resources is None),
+            field="url",
+            fault="image and resources are those of a server that is made where none is named",
+            remedy="remove url, or image and resources",
+        ),
+    )
     url: Annotated[str, Field(max_length=512, pattern=STORE_URL)] | None = None
-    """Valkey or Redis shared by all replicas."""
+    """Valkey or Redis shared by all replicas; valkeys:// and rediss:// with TLS."""
+    password_secret_ref: SecretKeyRef | None = None
+    """Its password; the user's name, if there is one, stands in the url."""
+    ca_secret_ref: SecretKeyRef | None = None
+    """Who vouches for a server with TLS. Default: whom the router's image trusts."""
     max_handles: Annotated[int, Field(ge=1, le=10000000)] = 20000
     """More than this are released, oldest first."""
+    max_bytes: Annotated[int, Field(ge=1048576, le=1099511627776)] | None = None
+    """The same for their size. A handle takes about 8 bytes a block of its conversation's tokens. Default: 400 MiB."""
+    image: Annotated[str, Field(min_length=1, max_length=512, pattern=IMAGE)] | None = None
+    """Valkey's, of the server that is made. Default: a version that kvloop was made for."""
+    resources: Resources | None = None
+    """Of the server that is made. Default: memory for twice maxBytes."""
 
 
 class RouterSpec(Part):
     """The OpenAI-compatible router in front of the engines."""
 
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    """More than one need a shared handle store."""
+    """More than one share their handles in a server: handleStore."""
     image: Annotated[str, Field(min_length=1, max_length=512, pattern=IMAGE)] | None = None
     """Default: the router of the operator's own version."""
     image_pull_policy: PullPolicy | None = None
