@@ -32,7 +32,8 @@ def test_the_router_takes_every_configuration_that_the_operator_writes(file: Pat
 
 
 def test_every_setting_of_the_router_is_written() -> None:
-    assert config().model_fields_set == set(Config.model_fields)
+    # Engines of a resource have no TLS yet.
+    assert config().model_fields_set == set(Config.model_fields) - {"engine_tls"}
 
 
 def test_the_handle_ttl_follows_from_the_decoders() -> None:
