@@ -42,6 +42,7 @@ def encode(kept: Kept, *, ahead: float = 0.0, step: int = 1) -> bytes:
     conversation = b"" if kept.conversation is None else kept.conversation.encode("utf-8", "surrogatepass")
     kind, runs = _packed(kept.blocks)
     large = (kept.tenant_scope, conversation, kept.trail.digests, kept.retained.digests, kept.retained.exact, proof)
+    lengths = [len(part) for part in large]
     small = {
         "decode": kept.decode,
         "process": kept.process,
@@ -57,10 +58,10 @@ def encode(kept: Kept, *, ahead: float = 0.0, step: int = 1) -> bytes:
         "groups": [len(group) for group in kept.blocks],
         "kind": kind,
         "runs": len(runs),
-        "lengths": [len(part) for part in large],
+        "lengths": lengths,
     }
     head = orjson.dumps(small)
-    length = _HEAD.size + len(head) + sum(small["lengths"]) + len(runs)
+    length = _HEAD.size + len(head) + sum(lengths) + len(runs)
     return b"".join((_HEAD.pack(VERSION, len(head)), head, *large, runs, bytes(-length % step)))
 
 
