@@ -47,7 +47,7 @@ demo-vllm: install engine-environment ## The same on real vLLM engines on this m
 	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(BIN)/kvloop demo --engine vllm --json demo.json --png demo.png
 
 .PHONY: test
-test: install ## Lint, types, import contracts and every test, on simulated and real engines and on a real Kubernetes
+test: install store-server ## Lint, types, import contracts and every test, on simulated and real engines and on a real Kubernetes
 	@$(MAKE) -j 3 --output-sync=line engine-environment cluster-parts-if-possible checks
 	@$(MAKE) test-engine
 	@$(MAKE) test-cluster
@@ -163,7 +163,7 @@ bench-proof: install ## Time the proof of reuse on both sides and the splicing o
 	$(BIN)/python -m bench.proof
 
 .PHONY: bench-handles
-bench-handles: install ## Measure what kept handles take, memory and time: bench/results/handles.json
+bench-handles: install store-server ## Measure what kept handles take, memory and time: bench/results/handles.json
 	$(BIN)/python -m bench.handles
 
 .PHONY: bench-operator

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-_PAGE_BITS = 12
+_PAGE_BITS = 11
 _PAGE = 1 << _PAGE_BITS
+_LAST = _PAGE - 1
+_SINGLE = tuple(1 << place for place in range(_PAGE))
 
 Runs = Iterable[tuple[int, int]]
 """As ``kvloop_connector.handle.to_ranges`` gives them."""
@@ -26,10 +28,14 @@ class BlockUses:
 
     def add(self, runs: Runs) -> None:
         """One more handle holds these blocks."""
+        pages = self._pages
         for number, mask in _masks(runs).items():
-            page = self._pages.setdefault(number, [0])
-            held = _held(page) & mask
-            self.distinct += mask.bit_count() - held.bit_count()
+            page = pages.get(number)
+            if page is None:
+                pages[number] = [mask]
+                self.distinct += mask.bit_count()
+                continue
+            self.distinct += (mask & ~_held(page)).bit_count()
             carry = mask
             for place, bits in enumerate(page):
                 page[place], carry = bits ^ carry, bits & carry
@@ -42,6 +48,10 @@ class BlockUses:
         """One of the handles that held these blocks does not any more."""
         for number, mask in _masks(runs).items():
             page, borrow = self._pages[number], mask
+            if page[0] == mask and len(page) == 1:
+                del self._pages[number]
+                self.distinct -= mask.bit_count()
+                continue
             for place, bits in enumerate(page):
                 page[place], borrow = bits ^ borrow, borrow & ~bits
                 if not borrow:
@@ -64,12 +74,17 @@ def _held(page: list[int]) -> int:
 def _masks(runs: Runs) -> Mapping[int, int]:
     """For each page, its blocks that are in ``runs``."""
     masks: dict[int, int] = {}
+    known = masks.get
     for first, count in runs:
+        if count == 1:
+            number = first >> _PAGE_BITS
+            masks[number] = known(number, 0) | _SINGLE[first & _LAST]
+            continue
         if count < 0:
             first, count = first + count + 1, -count
         while count > 0:
-            number, low = first >> _PAGE_BITS, first & (_PAGE - 1)
+            number, low = first >> _PAGE_BITS, first & _LAST
             here = min(count, _PAGE - low)
-            masks[number] = masks.get(number, 0) | ((1 << here) - 1) << low
+            masks[number] = known(number, 0) | ((1 << here) - 1) << low
             first, count = first + here, count - here
     return masks

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -218,7 +219,7 @@ class HandleStore(_Model):
     kind: Literal["memory", "valkey"] = "memory"
     max_handles: int = Field(default=20_000, ge=1)
     max_bytes: int = Field(default=419_430_400, ge=1_048_576)
-    url: str | None = Field(default=None, pattern=r"^(redis|rediss|valkey|valkeys)://")
+    url: str | None = Field(default=None, pattern=r"^(redis|rediss|valkey|valkeys)://[^\s/?#]+(/[0-9]*)?$")
     password_file: str | None = None
     ca_file: str | None = None
     name: str = "kvloop"
@@ -228,6 +229,8 @@ class HandleStore(_Model):
     def _has_a_url_where_it_needs_one(self) -> HandleStore:
         if (self.kind == "valkey") != (self.url is not None):
             raise ValueError("url and kind valkey go together")
+        # Raises ValueError where the port is none.
+        _ = urlsplit(self.url or "").port
         return self
 
 

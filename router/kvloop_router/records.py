@@ -11,7 +11,6 @@ from array import array
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
 from collections.abc import Iterable, Mapping
-from itertools import chain
 from typing import Any
 
 import orjson
@@ -34,12 +33,16 @@ class UnknownRecord(ValueError):
     """A record of another version of this router, or none at all."""
 
 
-def encode(kept: Kept, *, ahead: float = 0.0) -> bytes:
-    """``kept`` as bytes. ahead: how far the clock that the record's times are on is ahead of the router's."""
+def encode(kept: Kept, *, ahead: float = 0.0, step: int = 1) -> bytes:
+    """``kept`` as bytes. ahead: how far the clock that the record's times are on is ahead of the router's.
+
+    step: filled up to a multiple of so many bytes, so that the place of one that is gone fits another.
+    """
     params, proof = _without_chain(kept.params)
     conversation = b"" if kept.conversation is None else kept.conversation.encode("utf-8", "surrogatepass")
     kind, runs = _packed(kept.blocks)
     large = (kept.tenant_scope, conversation, kept.trail.digests, kept.retained.digests, kept.retained.exact, proof)
+    lengths = [len(part) for part in large]
     small = {
         "decode": kept.decode,
         "process": kept.process,
@@ -54,10 +57,12 @@ def encode(kept: Kept, *, ahead: float = 0.0) -> bytes:
         "pace": (kept.pace.gaps, kept.pace.total, kept.pace.longest),
         "groups": [len(group) for group in kept.blocks],
         "kind": kind,
-        "lengths": [len(part) for part in large],
+        "runs": len(runs),
+        "lengths": lengths,
     }
     head = orjson.dumps(small)
-    return b"".join((_HEAD.pack(VERSION, len(head)), head, *large, runs))
+    length = _HEAD.size + len(head) + sum(lengths) + len(runs)
+    return b"".join((_HEAD.pack(VERSION, len(head)), head, *large, runs, bytes(-length % step)))
 
 
 def decode(record: bytes, *, ahead: float = 0.0) -> Kept:
@@ -76,7 +81,7 @@ def decode(record: bytes, *, ahead: float = 0.0) -> Kept:
             process=small["process"],
             kv_revision=small["revision"],
             params=_with_chain(small["params"], proof),
-            blocks=_unpacked(small, record[start:]),
+            blocks=_unpacked(small, record[start : start + small["runs"]]),
             retained=Retained(digests=digests, tokens=small["tokens"], exact=exact),
             block_size=small["size"],
             trail=Trail(trail, small["shared"], small["answered"]),
@@ -96,7 +101,8 @@ def runs(record: bytes) -> Iterable[tuple[int, int]]:
     """The runs of block ids of all KV groups, one after the other."""
     small, start = _small(record)
     flat = array(small["kind"])
-    flat.frombytes(record[start + sum(small["lengths"]) :])
+    start += sum(small["lengths"])
+    flat.frombytes(record[start : start + small["runs"]])
     numbers = iter(flat)
     return zip(numbers, numbers, strict=True)
 
@@ -116,8 +122,8 @@ def _packed(blocks: tuple[tuple[tuple[int, int], ...], ...]) -> tuple[str, bytes
         return _LARGE_RUNS, array(_LARGE_RUNS, _flat(blocks)).tobytes()
 
 
-def _flat(blocks: tuple[tuple[tuple[int, int], ...], ...]) -> Iterable[int]:
-    return chain.from_iterable(chain.from_iterable(blocks))
+def _flat(blocks: tuple[tuple[tuple[int, int], ...], ...]) -> list[int]:
+    return [number for runs in blocks for run in runs for number in run]
 
 
 def _unpacked(small: Mapping[str, Any], packed: bytes) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -22,6 +22,9 @@ from kvloop_router.kept import SHORTLIST, Absence, Found, GivenUp, Kept, Match, 
 _ENTRY_BYTES = 2048
 """What a handle takes beside its record: its places in the indexes, and what is remembered of it afterwards."""
 
+_STEP = 512
+"""Records are filled up to a multiple of so many bytes."""
+
 AFTER: Mapping[State, Absence] = {
     State.TAKEN: Absence.TAKEN,
     State.SPENT: Absence.TAKEN,
@@ -159,10 +162,11 @@ class MemoryStore:
         if self._max_bytes is not None and entry.size > self._max_bytes:
             return (GivenUp(kept, Why.FULL),)
         given_up = [GivenUp(old, Why.SUPERSEDED) for old in self._supersede(kept)]
-        given_up += [GivenUp(old, Why.FULL) for old in self._make_room(entry.size)]
+        if self._is_full(entry.size):
+            given_up += [GivenUp(old, Why.FULL) for old in self._make_room(entry.size)]
         process = self._processes.get(kept.process) or _Process(OrderedDict(), BlockUses())
         process.uses.add(kept.runs)
-        if max_blocks is not None:
+        if max_blocks is not None and process.uses.distinct > max_blocks:
             given_up += [GivenUp(old, Why.BUDGET) for old in self._keep_to(process, max_blocks)]
         # Not there where it is new, or where the last of its handles was just given up.
         self._processes[entry.process] = process
@@ -185,7 +189,7 @@ class MemoryStore:
         if entry is None or entry.lease.state is not State.ISSUED:
             return False
         self._bytes -= entry.size
-        entry.record, entry.lease = records.encode(kept), replace(entry.lease, deadline=kept.deadline)
+        entry.record, entry.lease = records.encode(kept, step=_STEP), replace(entry.lease, deadline=kept.deadline)
         self._bytes += entry.size
         heapq.heappush(self._deadlines, (kept.deadline, entry.ident))
         return True
@@ -254,9 +258,13 @@ class MemoryStore:
         entry.revoked = entry.lease.state is State.TAKEN
         return entry.kept if entry.lease.state is State.RELEASED else None
 
+    def _is_full(self, size: int) -> bool:
+        most = self._max_bytes
+        return len(self._entries) >= self._max or (most is not None and self._bytes + size > most)
+
     def _make_room(self, size: int) -> Iterator[Kept]:
         """Give up the longest idle until there is room for one more of ``size`` bytes, or none is left."""
-        while len(self._entries) >= self._max or (self._max_bytes is not None and self._bytes + size > self._max_bytes):
+        while self._is_full(size):
             oldest = next(self._idle(self._entries), None)
             if oldest is None:
                 return
@@ -275,15 +283,17 @@ class MemoryStore:
 
     def _supersede(self, kept: Kept) -> tuple[Kept, ...]:
         """Give up the older handles of a conversation that a newer one holds all of."""
-        same = self._index.get(named(kept.tenant_scope, kept.conversation), ()) if kept.conversation else ()
-        outgrown = [
-            entry.ident
-            for messages in range(1, len(kept.trail))
-            if (prefix := kept.trail.prefix(messages)) in self._index
-            for entry, _ in self._under(prefix, certain=True, whole=messages)
-            if entry.conversation in (None, kept.conversation) and goes_on(entry.trail, kept.trail)
-        ]
-        return self._revoke(dict.fromkeys((*same, *outgrown)))
+        index, trail = self._index, kept.trail
+        outgrown = list(index.get(named(kept.tenant_scope, kept.conversation), ())) if kept.conversation else []
+        for messages in range(1, len(trail)):
+            prefix = trail.prefix(messages)
+            if prefix in index:
+                outgrown += [
+                    entry.ident
+                    for entry, _ in self._under(prefix, certain=True, whole=messages)
+                    if entry.conversation in (None, kept.conversation) and goes_on(entry.trail, trail)
+                ]
+        return self._revoke(dict.fromkeys(outgrown)) if outgrown else ()
 
     def _expire(self) -> None:
         now = self._clock()
@@ -332,7 +342,7 @@ def _entry(kept: Kept) -> _Entry:
     return _Entry(
         ident=kept.ident,
         process=intern(kept.process),
-        record=records.encode(kept),
+        record=records.encode(kept, step=_STEP),
         trail=kept.trail,
         conversation=kept.conversation,
         named=named(kept.tenant_scope, kept.conversation),

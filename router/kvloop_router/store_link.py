@@ -14,7 +14,7 @@ from hashlib import sha1
 from pathlib import Path
 from random import Random
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
 from redis.asyncio.retry import Retry
@@ -151,6 +151,7 @@ class _PasswordFile(CredentialProvider):
 
 def _pool(url: str, seconds: float, password_file: Path | None, ca_file: Path | None) -> BlockingConnectionPool:
     parts = urlsplit(url)
+    user = unquote(parts.username) if parts.username else None
     options: dict[str, Any] = {
         "host": parts.hostname or "localhost",
         "port": parts.port or _DEFAULT_PORT,
@@ -162,9 +163,9 @@ def _pool(url: str, seconds: float, password_file: Path | None, ca_file: Path | 
         "retry": Retry(NoBackoff(), 0),
     }
     if password_file is not None:
-        options["credential_provider"] = _PasswordFile(parts.username or None, password_file)
+        options["credential_provider"] = _PasswordFile(user, password_file)
     elif parts.password is not None:
-        options |= {"username": parts.username or None, "password": parts.password}
+        options |= {"username": user, "password": unquote(parts.password)}
     kind: type[Connection] = Connection
     if parts.scheme in _TLS_SCHEMES:
         kind = SSLConnection

@@ -58,20 +58,13 @@ class StoreServer:
 
     def start(self) -> None:
         """Start it, and wait until it takes connections."""
-        command = (
-            find(),
-            "--bind",
-            self.address,
-            "--port",
-            "0" if "--tls-port" in self._arguments else str(PORT),
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        )
+        port = "0" if "--tls-port" in self._arguments else str(PORT)
+        own = ("--bind", self.address, "--port", port, "--save", "", "--appendonly", "no")
+        # A file of settings has to come first.
+        command = (find(), *self._arguments, *own)
         with (self._directory / "store-server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                (sys.executable, str(_SUPERVISE), "1", *command, *self._arguments),
+                (sys.executable, str(_SUPERVISE), "1", *command),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -129,13 +122,15 @@ def main(commands: Sequence[str] = SERVERS) -> int:
     """Install the first of the servers that the distribution has."""
     if any(shutil.which(command) for command in commands):
         return 0
+    failures = []
     for command in commands:
         try:
             debian.install({command: command})
         except ClusterUnavailableError as error:
-            print(f"store-server: {error}", file=sys.stderr)
+            failures.append(str(error))
         else:
             return 0
+    print("store-server: " + "\n".join(failures), file=sys.stderr)
     return 1
 
 

@@ -18,6 +18,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from redis.asyncio import Redis
 
 from kvloop_connector.lifecycle import State
+from kvloop_operator import names
+from kvloop_operator.credentials import material_of
+from kvloop_operator.facts import OperatorSettings
 from kvloop_router.background import Background
 from kvloop_router.kept import Absence, GivenUp, Kept, Why
 from kvloop_router.leases import Held
@@ -26,6 +29,7 @@ from kvloop_router.store_link import StoreLink
 from tests.harness.addresses import free_loopback_address
 from tests.harness.store_server import PORT, StoreServer, store_server
 from tests.integration.router_process import until
+from tests.unit.operator.documents import child, manifests
 from tests.unit.router.kept_handles import SCOPE, Clock, kept, next_turn
 from tests.unit.router.store_contract import StoreContract
 from tests.unit.router.store_model import Bookkeeping, T
@@ -350,3 +354,21 @@ async def test_a_server_with_tls_shows_a_certificate_that_is_trusted(tmp_path: P
             assert await store.put(lasting(store, "one", "a")) == ()
         async with opened(server, None, scheme="valkeys", connects=False) as store:
             assert not await store.connect(), "nobody vouches for it"
+
+
+async def test_the_server_that_the_operator_makes_serves(tmp_path: Path) -> None:
+    material = material_of(None)
+    children = manifests(OperatorSettings(secret_material=material), router__replicas=2)
+    (container,) = child(children, "Deployment", "demo-store")["spec"]["template"]["spec"]["containers"]
+    secret = child(children, "Secret", "demo-router")["stringData"]
+    (mount,) = container["volumeMounts"]
+    for name in (names.STORE_SETTINGS_KEY, names.STORE_PASSWORD_KEY):
+        (tmp_path / name).write_text(secret[name])
+    arguments = [each.replace(mount["mountPath"], str(tmp_path)) for each in container["args"]]
+
+    with store_server(tmp_path, *arguments) as server:
+        password = tmp_path / names.STORE_PASSWORD_KEY
+        async with opened(server, None, password_file=password) as store:
+            assert await store.put(lasting(store, "one", "a")) == ()
+        async with opened(server, None, connects=False) as store:
+            assert not await store.connect(), "without the password"

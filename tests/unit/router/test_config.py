@@ -84,6 +84,8 @@ def test_what_has_a_default_can_be_left_out() -> None:
         pytest.param("handleStore.kind", "valkey", "handleStore: url and kind", id="a shared store without a URL"),
         pytest.param("handleStore", {"url": "valkey://h"}, "handleStore: url and kind", id="a URL for the memory"),
         pytest.param("handleStore", {"kind": "valkey", "url": "http://h"}, "handleStore.url", id="no such scheme"),
+        pytest.param("handleStore", {"kind": "valkey", "url": "valkey://h/x"}, "handleStore.url", id="no database"),
+        pytest.param("handleStore", {"kind": "valkey", "url": "valkey://h:99999"}, "handleStore: ", id="no port"),
         pytest.param("kvTransfer.decoderKvBlocksTtlSeconds", 0, "decoderKvBlocksTtlSeconds", id="no retention"),
         pytest.param("handleTtlSeconds", 451, "handleTtlSeconds", id="a handle that outlives its blocks"),
         pytest.param("truthSampling.everyNthWarmTurn", -1, "everyNthWarmTurn", id="less than no turn"),

@@ -26,20 +26,28 @@ BLOCK_IDS = st.lists(st.integers(0, 40), max_size=30) | st.lists(st.integers(0, 
     conversation=st.none() | st.text(st.characters()),
     times=st.tuples(*(st.floats(0, 1e9),) * 3),
     pace=st.builds(Pace, st.integers(0, 9), st.floats(0, 1e6), st.floats(0, 1e6)),
+    step=st.sampled_from([1, 7, 512]),
     more=st.dictionaries(st.text(max_size=5), st.integers(-5, 5) | st.none() | st.text(max_size=5), max_size=3),
 )
 def test_a_record_gives_back_what_was_kept(
-    groups: list[list[int]], times: tuple[float, ...], more: dict[str, Any], digests: bytes, exact: bytes, **facts: Any
+    groups: list[list[int]],
+    times: tuple[float, ...],
+    more: dict[str, Any],
+    digests: bytes,
+    exact: bytes,
+    step: int,
+    **facts: Any,
 ) -> None:
     facts["params"] = {**kept("name").params, **more}
     facts["blocks"] = tuple(to_ranges(group) for group in groups)
     facts["retained"] = Retained(digests=digests, tokens=7, exact=exact)
     handle = kept("name", deadline=times[0], since=times[1], ends=times[2], **facts)
 
-    record = records.encode(handle)
+    record = records.encode(handle, step=step)
 
     assert records.decode(record) == handle
     assert list(records.runs(record)) == list(handle.runs)
+    assert len(record) % step == 0
 
 
 def sealed() -> dict[str, Any]:
