@@ -336,15 +336,10 @@ class Turns:
         return whole
 
     async def _relay(
-        self,
-        turn: Turn,
-        reported: LegReport,
-        body: Mapping[str, Any],
-        downstream: Downstream,
-        finished: relay.Finished,
+        self, turn: Turn, leg: LegReport, body: Mapping[str, Any], downstream: Downstream, finished: relay.Finished
     ) -> bytes | None:
         keep_token_ids = turn.request.wants_token_ids
-        name, headers = reported.engine, reported.headers(turn.headers)
+        name, headers = leg.engine, leg.headers(turn.headers)
         if not turn.request.stream:
             answer = await self._engines.complete(name, turn.request.api, body, headers)
             data, _ = await relay.whole(answer, name, keep_token_ids=keep_token_ids, finished=finished)
