@@ -85,7 +85,6 @@ async def stopped(engine: ScriptedEngine) -> None:
     "step",
     [
         pytest.param(fails(500), id="500"),
-        pytest.param(fails(503), id="503"),
         pytest.param(resets, id="reset"),
         pytest.param(stops, id="no answer in time"),
         pytest.param(aborts, id="draining"),
@@ -136,7 +135,6 @@ async def test_an_engine_that_is_busy_says_when_to_come_back(scene: Scene, leg: 
     "step",
     [
         pytest.param(fails(500), id="500"),
-        pytest.param(fails(503), id="503"),
         pytest.param(resets, id="reset"),
         pytest.param(stops, id="slow headers"),
         pytest.param(aborts, id="draining"),
