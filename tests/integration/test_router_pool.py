@@ -25,26 +25,28 @@ def engines(role: Role, count: int, **facts: Any) -> list[ScriptedEngine]:
     return [ScriptedEngine(f"{role}-{index}", role, **facts) for index in range(count)]
 
 
-async def test_an_engine_whose_legs_fail_is_passed_over_and_tried_again_later(tmp_path: Path) -> None:
-    prefills, decodes = engines(Role.PREFILL, 2), engines(Role.DECODE, 1)
-    bad = prefills[0]
+@pytest.mark.parametrize("role", list(Role))
+async def test_an_engine_whose_legs_fail_is_passed_over_and_tried_again_later(tmp_path: Path, role: Role) -> None:
+    pools = {Role.PREFILL: engines(Role.PREFILL, 2), Role.DECODE: engines(Role.DECODE, 2)}
+    bad, good = pools[role]
     bad.script = [fails(500)] * 3
     checks = {"intervalSeconds": 60, "legFailures": 3, "suspectSeconds": 100}
-    async with scripted(tmp_path, *prefills, *decodes, healthChecks=checks) as router:
+    every = [*pools[Role.PREFILL], *pools[Role.DECODE]]
+    async with scripted(tmp_path, *every, healthChecks=checks) as router:
         asked = 0
         while bad.script:
             assert (await router.chat(f"{LONG} {asked}")).status == 200
             asked += 1
         for index in range(10):
-            assert (await router.chat(f"{LONG} more {index}")).headers["X-Kvloop-Prefill"] == prefills[1].name
+            assert (await router.chat(f"{LONG} more {index}")).headers[f"X-Kvloop-{role.title()}"] == good.name
         assert len(bad.legs) == 3
         shown = {engine["name"]: engine for engine in (await router.admin("/admin/v1/engines"))["engines"]}
         assert (shown[bad.name]["suspect"], shown[bad.name]["healthy"]) == (True, True)
 
         router.clock.ahead += 100
         while len(bad.legs) == 3:
-            assert (await router.chat(f"{LONG} later {len(prefills[1].legs)}")).status == 200
-        await settled(router, [*prefills, *decodes])
+            assert (await router.chat(f"{LONG} later {len(good.legs)}")).status == 200
+        await settled(router, every)
 
 
 async def test_what_one_client_does_wrong_takes_no_engine_from_anybody(tmp_path: Path) -> None:
