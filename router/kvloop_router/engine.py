@@ -145,7 +145,8 @@ class Work:
     tells: bool = True
 
 
-NO_WORK = Work()
+NO_WORK = Work(tells=False)
+"""What is no leg: an engine that answers it can fail its legs all the same."""
 
 
 def decode_work(engine: Engine, request: Request, counted: int | None, home: str, random: Random) -> Work:

@@ -12,13 +12,12 @@ from typing import Any
 import orjson
 
 from kvloop_connector.lease_requests import MOST_HANDLES, RELEASE_PATH, RENEW_PATH, Outcome
-from kvloop_router.engine import Engine, Work
+from kvloop_router.engine import Engine
 from kvloop_router.engines import LACKS_LEASES, Engines
 from kvloop_router.errors import EngineFailed, EngineRejected
 from kvloop_router.headers import upstream
 
 _CALL_SECONDS = 5.0
-_NO_LEG = Work(tells=False)
 
 
 class LeaseCalls:
@@ -51,7 +50,7 @@ class LeaseCalls:
             body = {"remote_request_ids": named, **fields}
             try:
                 answer = await self._engines.complete(
-                    decode, path, body, upstream({}, f"lease-{named[0]}"), seconds=_CALL_SECONDS, work=_NO_LEG
+                    decode, path, body, upstream({}, f"lease-{named[0]}"), seconds=_CALL_SECONDS
                 )
             except (EngineRejected, EngineFailed) as error:
                 _take_back(self._engines.get(decode), error.status)

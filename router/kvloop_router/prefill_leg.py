@@ -18,6 +18,7 @@ from kvloop_router.engine import Engine, Work
 from kvloop_router.engines import Engines
 from kvloop_router.errors import EngineDraining, EngineError, EngineFailed, EngineRejected, EngineUnreachable
 from kvloop_router.kept import HandleStore, Why
+from kvloop_router.load import prompt_tokens
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs
 from kvloop_router.paths import Paths
@@ -61,7 +62,7 @@ class Leg:
 
     token_ids: the prompt's, where the engine is given them. learning: whether it is to say which ids it rendered.
     may_release: whether it may carry a handle to be released, if it has none of its own.
-    prompt_tokens: as counted, or about. seconds: for everything.
+    seconds: for everything.
     """
 
     request: Request
@@ -70,7 +71,6 @@ class Leg:
     headers: Mapping[str, str]
     learning: bool
     may_release: bool
-    prompt_tokens: int
     seconds: float
 
 
@@ -124,7 +124,8 @@ class PrefillLegs:
         outcome = "failed"
         try:
             # One that carries a handle fails with the handle's issuer too.
-            to_compute = max(1, leg.prompt_tokens - (option.tokens if option is not None else 0))
+            counted = None if leg.token_ids is None else len(leg.token_ids)
+            to_compute = max(1, prompt_tokens(leg.request, counted) - (option.tokens if option is not None else 0))
             work = Work(to_compute, tells=carried is None)
             answer = await self._engines.complete(
                 name, leg.request.api, body, leg.headers, seconds=leg.seconds, work=work

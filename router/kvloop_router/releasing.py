@@ -9,7 +9,6 @@ from random import Random
 
 from kvloop_router import legs
 from kvloop_router.config import Config
-from kvloop_router.engine import Work
 from kvloop_router.engines import Engines
 from kvloop_router.errors import EngineError, EngineUnreachable, Unavailable
 from kvloop_router.headers import upstream
@@ -109,7 +108,6 @@ class Releaser:
                 legs.filler(self._engines.model_of(prefill), item.handle),
                 upstream({}, f"release-{item.handle.request_id}"),
                 seconds=min(_FILLER_SECONDS, self._config.timeouts.prefill_seconds),
-                work=Work(1, tells=False),
             )
         except (EngineError, Unavailable) as error:
             _log.info("a handle was not released", extra={"error": str(error)})

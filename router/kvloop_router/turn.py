@@ -22,11 +22,11 @@ from typing import Any
 import orjson
 
 from kvloop_connector.settings import Role
-from kvloop_router import history, legs, load, relay
+from kvloop_router import history, legs, relay
 from kvloop_router.background import Background
 from kvloop_router.choosing import Choosing, Outlook
 from kvloop_router.config import Config
-from kvloop_router.engine import Engine, Needs, Work, decode_work
+from kvloop_router.engine import Engine, Needs, decode_work
 from kvloop_router.engines import Engines
 from kvloop_router.errors import (
     EngineError,
@@ -183,16 +183,14 @@ class Turns:
             else:
                 pair, prefilled = await self._prefill(turn, pair, option)
             option = None
-            pool = self._pool(turn)
-            pair = still_serving(pair, pool, self._random, avoid=turn.tried, usable=self._pairs.usable)
+            pair = still_serving(pair, self._pool(turn), self._random, avoid=turn.tried, usable=self._pairs.usable)
             turn.needs.only(self._engines.get(pair.prefill))
             try:
                 return await self._decode(turn, pair.decode, prefilled, relay.Begun(downstream, turn.needs.let_go))
             except EngineError as error:
                 self._may_retry(turn, error, "decode", downstream, last=attempt + 1 == _DECODE_ATTEMPTS)
             turn.report.path, turn.report.reused_tokens, turn.report.reason = "cold", 0, "engine_failed"
-            pool = self._pool(turn)
-            pair = choose_pair(pool, self._random, avoid_prefill=turn.tried, avoid_decode=turn.tried)
+            pair = choose_pair(self._pool(turn), self._random, avoid_prefill=turn.tried, avoid_decode=turn.tried)
         raise AssertionError("the last attempt raises")
 
     async def _tokenize(self, turn: Turn) -> str:
@@ -322,7 +320,6 @@ class Turns:
                 headers=reported.headers(turn.headers),
                 learning=turn.learning,
                 may_release=may_release,
-                prompt_tokens=load.prompt_tokens(turn.request, turn.report.prompt_tokens),
                 seconds=self._config.timeouts.prefill_seconds,
             )
             return await self._prefill_legs.run(leg, name, option, turn.needs.hold)
@@ -354,9 +351,8 @@ class Turns:
             await self._background.finish(self._finish(turn, engine, params, ended))
 
         try:
-            work = decode_work(engine, turn.request, turn.report.prompt_tokens, turn.home, self._random)
             with turn.report.leg("decode", name) as reported:
-                whole = await self._relay(turn, reported, body, work, downstream, finished)
+                whole = await self._relay(turn, engine, reported, body, downstream, finished)
             outcome = "ok"
         finally:
             watch.close()
@@ -366,21 +362,22 @@ class Turns:
     async def _relay(
         self,
         turn: Turn,
+        engine: Engine,
         reported: LegReport,
         body: Mapping[str, Any],
-        work: Work,
         downstream: Downstream,
         finished: relay.Finished,
     ) -> bytes | None:
-        keep_token_ids, api, within = turn.request.wants_token_ids, turn.request.api, self._config.timeouts
-        name, headers = reported.engine, reported.headers(turn.headers)
+        name, api, sent = engine.spec.name, turn.request.api, reported.headers(turn.headers)
+        keep_token_ids, limits = turn.request.wants_token_ids, self._config.timeouts
+        work = decode_work(engine, turn.request, turn.report.prompt_tokens, turn.home, self._random)
         if not turn.request.stream:
-            answer = await self._engines.complete(name, api, body, headers, seconds=within.decode_seconds, work=work)
+            answer = await self._engines.complete(name, api, body, sent, seconds=limits.decode_seconds, work=work)
             data, _ = await relay.whole(answer, name, keep_token_ids=keep_token_ids, finished=finished)
             return data
-        data, stall = orjson.dumps(body), within.decode_stall_seconds
-        async with self._engines.stream(name, api, data, headers, stall_seconds=stall, work=work) as upstream:
-            source = kept_alive(upstream, downstream, within.keep_alive_seconds)
+        data, stall = orjson.dumps(body), limits.decode_stall_seconds
+        async with self._engines.stream(name, api, data, sent, stall_seconds=stall, work=work) as upstream:
+            source = kept_alive(upstream, downstream, limits.keep_alive_seconds)
             await relay.stream(source, downstream, keep_token_ids=keep_token_ids, finished=finished, clock=self._clock)
         return None
 

@@ -21,6 +21,7 @@ from tests.integration.scripted_engine import (
     ScriptedEngine,
     Step,
     fails,
+    good,
     resets,
     starts_then_waits,
     streams,
@@ -85,7 +86,6 @@ async def stopped(engine: ScriptedEngine) -> None:
     "step",
     [
         pytest.param(fails(500), id="500"),
-        pytest.param(fails(503), id="503"),
         pytest.param(resets, id="reset"),
         pytest.param(stops, id="no answer in time"),
         pytest.param(aborts, id="draining"),
@@ -136,7 +136,6 @@ async def test_an_engine_that_is_busy_says_when_to_come_back(scene: Scene, leg: 
     "step",
     [
         pytest.param(fails(500), id="500"),
-        pytest.param(fails(503), id="503"),
         pytest.param(resets, id="reset"),
         pytest.param(stops, id="slow headers"),
         pytest.param(aborts, id="draining"),
@@ -237,6 +236,20 @@ async def test_an_issuer_with_the_plug_in_is_told_of_a_handle_that_nobody_reads_
     by_name = [asked.body.get("remote_request_ids") for asked in decode.leased if asked.path == RELEASE_PATH]
     # After a reset prefill may still be reading.
     assert by_name.count([carried["remote_request_id"]]) == told
+
+
+async def test_decode_computes_what_it_cannot_read_any_more(scene: Scene) -> None:
+    async def reads_too_late(engine: ScriptedEngine, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        for prefill in scene.prefills:
+            await stopped(prefill)
+        return await good(engine, request, body)
+
+    scene.home.script = [reads_too_late]
+    second = await scene.router.chat(*MORE, stream=True)
+
+    assert (second.status, second.path, second.content) == (200, "warm", ANSWER)
+    assert scene.legs(scene.decodes, second) == 1
+    await settled(scene.router, scene.engines)
 
 
 async def test_an_engine_that_drains_without_saying_so_gets_no_more_turns_while_there_is_another(scene: Scene) -> None:
