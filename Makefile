@@ -170,6 +170,10 @@ bench-handles: install store-server ## Measure what kept handles take, memory an
 bench-operator: install cluster-parts ## Time the operator with 100 and 1,000 resources: bench/results/operator.json
 	$(BIN)/python -m bench.operator
 
+.PHONY: bench-paths
+bench-paths: install ## Compare the router's choice of paths with fixed ones, in simulation: bench/results/paths.json
+	$(BIN)/python -m bench.paths
+
 TURNS ?= 1000
 
 .PHONY: bench-truth

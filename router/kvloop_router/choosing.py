@@ -26,13 +26,18 @@ _RANK = re.compile(r"_dp\d+$")
 class Outlook:
     """What a turn that may use a handle is thought to be, and how it goes.
 
-    process: the decode engine's that holds its beginning. prefill: the engine that decode is expected to compute like.
+    option: the handle. prefill: the engine that decode is expected to compute like.
     """
 
     path: Path
     sizes: Sizes
-    process: str
+    option: Option
     prefill: str
+
+    @property
+    def unread(self) -> Option | None:
+        """The handle, where this turn does not read it."""
+        return None if self.path is Path.WARM else self.option
 
 
 class Choosing:
@@ -71,7 +76,7 @@ class Choosing:
             path = chosen.path
         if path is Path.LOCAL:
             report.path, report.reused_tokens = path.value, option.tokens if option.proven else 0
-        return Outlook(path, held, kept.process, pair.prefill)
+        return Outlook(path, held, option, pair.prefill)
 
     def decode_leg(self, engine: Engine, outlook: Outlook | None, report: TurnReport) -> Watch:
         """A decode leg is sent."""
@@ -81,7 +86,9 @@ class Choosing:
         if prompt is None:
             # Passed on as it is, or by engines that do not tell.
             return unwatched()
-        holds = outlook is not None and outlook.process == engine.spec.process and bool(engine.prefix_caching)
+        holds = (
+            outlook is not None and outlook.option.kept.process == engine.spec.process and bool(engine.prefix_caching)
+        )
         turn = Sizes(prompt, outlook.sizes.held if outlook is not None and holds else 0)
         return self._paths.decode_leg(engine.spec.name, decode_work(turn, holds=holds), like=report.prefill)
 

@@ -23,6 +23,10 @@ COMPUTE_PRIOR = (0.051, 0.0163, 0.0002, 0.008)
 context tokens."""
 PULL_PRIOR = (0.005, 0.005)
 """Seconds: of a read, and for a thousand tokens."""
+_COMPUTE_TRUST = (fit.TRUST, fit.TRUST, fit.TRUST, 0.5)
+_PULL_TRUST = (0.002, 0.002)
+"""A warm leg's context is what it reads: how long it takes by the token can be either's doing. Networks differ by more
+than engines do."""
 FIRST_STEP = 0.011
 """Seconds of the decode step that follows a decode leg's read."""
 
@@ -97,14 +101,15 @@ class DecodeSpeed:
 
     def after_compute(self, work: Work, seconds: float, like: PrefillSpeed) -> DecodeSpeed:
         """After a leg that it computed alone, and that had its first token after ``seconds``."""
-        own = self.compute or fit.begin(_positive(like.fit.coefficients[:4], COMPUTE_PRIOR))
+        own = self.compute or fit.begin(_positive(like.fit.coefficients[:4], COMPUTE_PRIOR), _COMPUTE_TRUST)
         return DecodeSpeed(self.pull, fit.observe(own, compute_features(work), seconds))
 
 
 def prefill_speed(like: PrefillSpeed | None = None) -> PrefillSpeed:
     """Of a prefill engine that nothing is known of, but that it is of one kind with ``like``."""
     prior = (*COMPUTE_PRIOR, *PULL_PRIOR)
-    return PrefillSpeed(fit.begin(_positive(like.fit.coefficients, prior) if like else prior))
+    trust = (*_COMPUTE_TRUST, *_PULL_TRUST)
+    return PrefillSpeed(fit.begin(_positive(like.fit.coefficients, prior) if like else prior, trust))
 
 
 def decode_speed(like: DecodeSpeed | None = None) -> DecodeSpeed:
@@ -112,7 +117,9 @@ def decode_speed(like: DecodeSpeed | None = None) -> DecodeSpeed:
     prior = (FIRST_STEP + PULL_PRIOR[0], PULL_PRIOR[1])
     if like is None:
         return DecodeSpeed(fit.begin(prior))
-    computes = None if like.compute is None else fit.begin(_positive(like.compute.coefficients, COMPUTE_PRIOR))
+    computes = None
+    if like.compute is not None:
+        computes = fit.begin(_positive(like.compute.coefficients, COMPUTE_PRIOR), _COMPUTE_TRUST)
     return DecodeSpeed(fit.begin(_positive(like.pull.coefficients, prior)), computes)
 
 

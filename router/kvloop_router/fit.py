@@ -18,8 +18,8 @@ from math import exp, isfinite, log
 
 _MEMORY = 100.0
 """An observation counts for 1/e of itself after so many more."""
-_PRIOR_WEIGHT = 0.02
-"""What the prior counts for, in observations to which only one coefficient contributes."""
+TRUST = 0.02
+"""What a prior's coefficient counts for, in observations to which nothing else contributes, if nothing else is said."""
 _FLOOR = 0.002
 """Seconds, added to what an error is relative to: nobody minds a millisecond."""
 _LEARNING = 8
@@ -45,12 +45,15 @@ LARGEST = _CEILING * 1e4
 class Fit:
     """The state. ``coefficients`` are never negative, and never larger than ``LARGEST`` times the prior's.
 
-    prior: coefficients that are expected, all above 0. size: logarithm of what the prior is multiplied with.
+    prior: coefficients that are expected, all above 0. trust: what each of them counts for, in observations; where two
+        could explain what was seen, the one that is trusted less gives way.
+    size: logarithm of what the prior is multiplied with.
     products, moments: weighted sums of features times features (rows of the upper triangle) and times the outcome.
     spread: the usual relative error. count: observations so far.
     """
 
     prior: tuple[float, ...]
+    trust: tuple[float, ...]
     coefficients: tuple[float, ...]
     products: tuple[float, ...]
     moments: tuple[float, ...]
@@ -59,13 +62,13 @@ class Fit:
     count: int = 0
 
 
-def begin(prior: Sequence[float]) -> Fit:
-    """Nothing was observed yet. Raises ValueError for a prior that is not positive and finite."""
-    if not all(isfinite(value) and value > 0 for value in prior):
-        raise ValueError("a prior's coefficients are positive")
+def begin(prior: Sequence[float], trust: Sequence[float] | None = None) -> Fit:
+    """Nothing was observed yet. Raises ValueError for a prior, or a trust, that is not positive and finite."""
     size = len(prior)
-    own = tuple(prior)
-    return Fit(own, own, (0.0,) * (size * (size + 1) // 2), (0.0,) * size)
+    own, trusted = tuple(prior), tuple(trust or (TRUST,) * size)
+    if len(trusted) != size or not all(isfinite(value) and value > 0 for value in (*own, *trusted)):
+        raise ValueError("a prior's coefficients are positive, and each is trusted")
+    return Fit(own, trusted, own, (0.0,) * (size * (size + 1) // 2), (0.0,) * size)
 
 
 def predict(fit: Fit, features: Sequence[float]) -> float:
@@ -142,7 +145,7 @@ def _solved(fit: Fit) -> tuple[float, ...]:
             matrix[row][column] = matrix[column][row] = fit.products[index]
             index += 1
     target = list(fit.moments)
-    least = [_PRIOR_WEIGHT / (mean * mean) for mean in means]
+    least = [trust / (mean * mean) for trust, mean in zip(fit.trust, means, strict=True)]
     for row, strength in enumerate(least):
         matrix[row][row] += strength
         target[row] += strength * means[row]

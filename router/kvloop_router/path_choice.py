@@ -81,6 +81,7 @@ class Place:
     """A prefill and a decode engine that a turn could go to, as they are now.
 
     prefill_wait, decode_wait: seconds until they have computed what is before this turn.
+    seen: legs that the prefill engine was seen at.
     running: answers that the decode engine is giving.
     holds: whether the decode engine is the one that holds the turn's beginning.
     can_serve_alone: whether it holds it in its own prefix cache, so that it can go on from there.
@@ -92,6 +93,7 @@ class Place:
     decode_speed: DecodeSpeed
     prefill_wait: float = 0.0
     decode_wait: float = 0.0
+    seen: int = 0
     running: int = 0
     holds: bool = True
     can_serve_alone: bool = False
@@ -137,7 +139,7 @@ def pick(best: Mapping[Path, Forecast], terms: Terms) -> Forecast:
         order = (Path.LOCAL, Path.WARM, Path.COLD)
         return next(best[path] for path in order[order.index(wanted) :] if path in best)
     rule = best.get(Path.WARM) or best[Path.COLD]
-    if rule.place.prefill_speed.fit.count < terms.evidence:
+    if rule.place.seen < terms.evidence:
         return rule
     other = min(best.values(), key=_cost)
     return other if rule.cost - other.cost > max(terms.least_gain, terms.gain * rule.cost) else rule

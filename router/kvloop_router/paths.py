@@ -18,8 +18,10 @@ from kvloop_router.sizes import TOKENS_PER_CHARACTER
 _ENGINES = 1024
 """Of how many engines, at most, it is remembered how fast they are."""
 _RATE_MEMORY = 50
+_IDLE = 1.5
+"""An engine that needs so many times as long for a leg as for computing it was waiting for what the leg reads."""
 
-_Speed = TypeVar("_Speed")
+_Known = TypeVar("_Known")
 
 
 @dataclass(slots=True)
@@ -89,6 +91,7 @@ class Paths:
         self._prefill: OrderedDict[str, PrefillSpeed] = OrderedDict()
         self._decode: OrderedDict[str, DecodeSpeed] = OrderedDict()
         self._backlogs: dict[str, Backlog] = {}
+        self._seen: OrderedDict[str, int] = OrderedDict()
         self._legs = 0
         self._rated = 0
         self.tokens_per_character = TOKENS_PER_CHARACTER
@@ -103,6 +106,7 @@ class Paths:
             decode_speed=self.decode_speed(decode),
             prefill_wait=self._wait(prefill, now),
             decode_wait=self._wait(decode, now),
+            seen=self._seen.get(prefill, 0),
             running=running,
             holds=holds,
             can_serve_alone=can_serve_alone,
@@ -129,12 +133,15 @@ class Paths:
         backlog.begin(key, speed.compute_seconds(work), started)
 
         def learned(turned_out: Work | None) -> None:
-            seconds, waited = backlog.end(key, self._clock())
-            did = turned_out or work
+            now, did, speed = self._clock(), turned_out or work, self.prefill_speed(name)
+            seconds, waited = backlog.end(key, now)
+            _remember(self._seen, name, self._seen.get(name, 0) + 1)
             if waited and did.pulled:
-                # It read while others computed: how long that took cannot be told.
-                return
-            _remember(self._prefill, name, self.prefill_speed(name).after(did, seconds))
+                # It read while others computed. Only where the engine then waited for it, it took all of its time.
+                if seconds < _IDLE * speed.compute_seconds(did):
+                    return
+                seconds = now - started
+            _remember(self._prefill, name, speed.after(did, seconds))
 
         return Watch(learned, lambda: _drop(backlog, key, self._clock()))
 
@@ -195,11 +202,11 @@ def unwatched() -> Watch:
     return Watch(_ignored, _nothing)
 
 
-def _remember(speeds: OrderedDict[str, _Speed], name: str, speed: _Speed) -> None:
-    speeds[name] = speed
-    speeds.move_to_end(name)
-    while len(speeds) > _ENGINES:
-        speeds.popitem(last=False)
+def _remember(known: OrderedDict[str, _Known], name: str, what: _Known) -> None:
+    known[name] = what
+    known.move_to_end(name)
+    while len(known) > _ENGINES:
+        known.popitem(last=False)
 
 
 def _drop(backlog: Backlog, key: int, now: float) -> None:

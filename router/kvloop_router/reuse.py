@@ -158,6 +158,11 @@ class Reuse:
         if await self._store.withdraw(option.kept.ident):
             self._releases.add(option.kept, Why.NO_PAIR)
 
+    async def supersede(self, option: Option | None) -> None:
+        """Release a handle that a turn could have read and did not, once that turn has left its own: it holds more."""
+        if option is not None and await self._store.withdraw(option.kept.ident):
+            self._releases.add(option.kept, Why.SUPERSEDED)
+
     def _proven(self, kept: Kept, scope: Scope, token_ids: Sequence[int]) -> int:
         groups = kept.group_sizes
         if len(groups) > 1 and not self._config.engine.multi_group_reuse:

@@ -400,6 +400,7 @@ class Turns:
             self._metrics.no_handle.labels(reason).inc()
         else:
             self._metrics.handles.labels("kept").inc()
+            await self._reuse.supersede(turn.outlook.unread if turn.outlook is not None else None)
 
     def _may_retry(self, turn: Turn, error: EngineError, leg: str, downstream: Downstream, *, last: bool) -> None:
         """Raise ``error`` unless the leg may be sent again."""

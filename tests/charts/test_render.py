@@ -52,7 +52,6 @@ CASES: Final[dict[str, Values]] = {
             "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
             "podMonitor": {"enabled": True, "interval": "1m"},
         },
-        "monitoring": {"rules": {"enabled": True, "labels": {"release": "prometheus"}}},
         "networkPolicy": {
             "enabled": True,
             "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],

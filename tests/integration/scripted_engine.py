@@ -80,6 +80,7 @@ class ScriptedEngine:
 
     cached_tokens: what prefill says it did not compute; None: all that it was given to pull.
     verdict: with KvloopConnector, what prefill says of a handle that it is given; "" without.
+    prefix_caching: what it says of its prefix cache; None: nothing.
     counts: whether its counter of bytes moves.
     likely: the log-probabilities of the first token that it tells where it is asked, to each leg those of the next,
         the last ones for ever; where there are none it tells nothing.
@@ -105,6 +106,7 @@ class ScriptedEngine:
     cached_tokens: int | None = None
     verdict: str = ""
     renders_otherwise: bool = False
+    prefix_caching: bool | None = None
     counts: bool = True
     likely: list[Mapping[str, float]] = field(default_factory=list)
     leases: int = 404
@@ -245,8 +247,10 @@ def _application(engine: ScriptedEngine) -> web.Application:
 
     async def metrics(request: web.Request) -> web.StreamResponse:
         read = sum(1 for leg in engine.asked if (leg.params or {}).get("remote_num_tokens")) if engine.counts else 0
+        caching = "" if engine.prefix_caching is None else f'enable_prefix_caching="{engine.prefix_caching}",'
         infos = [
-            f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",engine="{rank}"}} 1.0\n' for rank in range(engine.ranks)
+            f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",{caching}engine="{rank}"}} 1.0\n'
+            for rank in range(engine.ranks)
         ]
         return web.Response(
             text="".join(infos) + f'vllm:nixl_bytes_transferred_sum{{engine="0"}} {1000.0 * read}\n'

@@ -15,8 +15,6 @@ from kvloop_router.cost_model import (
     DecodeSpeed,
     PrefillSpeed,
     Work,
-    decode_speed,
-    prefill_speed,
 )
 from kvloop_router.fit import Fit
 from kvloop_router.path_choice import Mode, Path, Place, Sizes, Terms, compare, forecasts, pick
@@ -26,8 +24,8 @@ TURN = Sizes(prompt=12_150, held=12_000, answer=300)
 
 
 def known(*coefficients: float) -> Fit:
-    """A fit that was seen to hold for long."""
-    return replace(fit.begin(coefficients), count=1000)
+    """A fit that holds."""
+    return fit.begin(coefficients)
 
 
 def place(*, slow_network: float = 1.0, decode_computes: float | None = 1.0, **now: Any) -> Place:
@@ -38,7 +36,7 @@ def place(*, slow_network: float = 1.0, decode_computes: float | None = 1.0, **n
         decode="d",
         prefill_speed=PrefillSpeed(known(*COMPUTE_PRIOR, *pull)),
         decode_speed=DecodeSpeed(known(FIRST_STEP + pull[0], pull[1]), computes),
-        **{"can_serve_alone": True, **now},
+        **{"can_serve_alone": True, "seen": 1000, **now},
     )
 
 
@@ -106,7 +104,7 @@ def test_a_mode_whose_path_is_not_possible_gives_way() -> None:
 
 
 def test_until_an_engine_was_seen_at_work_warm_is_the_rule() -> None:
-    unknown = replace(place(running=0, prefill_wait=5.0), prefill_speed=prefill_speed(), decode_speed=decode_speed())
+    unknown = replace(place(running=0, prefill_wait=5.0), seen=31)
 
     assert chosen(TURN, unknown) is Path.WARM
     assert chosen(TURN, unknown, replace(TERMS, evidence=0)) is Path.LOCAL
