@@ -315,7 +315,6 @@ def everything_asked_for_is_there(resource: DisaggregatedInference, facts: Facts
     """Fields of the API that this version does not act on: better refused than ignored."""
     spec = resource.spec
     asked: list[tuple[str, Any]] = [
-        ("security.tls", spec.security.tls),
         ("router.handleStore.url", spec.router.handle_store.url),
         ("router.replicas", spec.router.replicas if spec.router.replicas > 1 else None),
         *((f"{role}.autoscaling", each.autoscaling) for role, each in _roles(resource)),

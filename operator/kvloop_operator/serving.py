@@ -1,9 +1,10 @@
-"""What engines load, and under which name they serve it."""
+"""What engines load, under which name they serve it, and how the router speaks to clients."""
 
 from __future__ import annotations
 
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import DisaggregatedInferenceSpec
+from kvloop_operator.api.v1alpha1.spec import RouterTLS
 
 
 def served_name(spec: DisaggregatedInferenceSpec) -> str:
@@ -19,3 +20,8 @@ def model_argument(spec: DisaggregatedInferenceSpec) -> str:
     if source.pvc is not None:
         return f"{names.MODELS_DIRECTORY}/{source.pvc.path}".rstrip("/")
     return source.s3.uri if source.s3 is not None else ""
+
+
+def router_tls(spec: DisaggregatedInferenceSpec) -> RouterTLS | None:
+    """How the router speaks TLS to its clients; None where it does not."""
+    return spec.security.tls.router if spec.security.tls is not None else None

@@ -62,6 +62,9 @@ class Limits(Part):
 
     body_bytes: Annotated[int, Field(ge=1024, le=1073741824)] = 33554432
     """Largest request body, in bytes; larger ones get 413."""
+    concurrent_requests_per_tenant: Annotated[int, Field(ge=1, le=1000000)] | None = None
+    """How many requests of one API key each router runs at once, where the key has no limit of its own; more get 429.
+    Default: any number."""
 
 
 class Timeouts(Part):
@@ -70,6 +73,9 @@ class Timeouts(Part):
     connect_seconds: Annotated[int, Field(ge=1, le=300)] = 5
     prefill_seconds: Annotated[int, Field(ge=1, le=86400)] = 600
     """For the whole prefill leg, queueing included."""
+    keep_alive_seconds: Annotated[int, Field(ge=1, le=3600)] | None = None
+    """After how long without a byte of a stream that has begun the router sends a comment, for load balancers that cut
+    silent connections. Default: never."""
 
 
 class HandleStore(Part):
@@ -100,7 +106,8 @@ class RouterSpec(Part):
     """Request headers that name a conversation, beside X-Conversation-ID. They select a handle; whether it fits the
     prompt is proven token by token."""
     api_keys_secret_ref: SecretKeyRef | None = None
-    """Secret with one API key a line. Without it every caller is served, as one tenant."""
+    """Secret with one API key a line, or YAML or JSON of names and keys. What changes in it is used within minutes,
+    without a restart. Without it every caller is served, as one tenant."""
     canary: Canary = defaulted(Canary)
     truth_sampling: TruthSampling = defaulted(TruthSampling)
     limits: Limits = defaulted(Limits)
