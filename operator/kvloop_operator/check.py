@@ -322,9 +322,7 @@ def routers_can_share_handles(resource: DisaggregatedInference, facts: Facts) ->
 
 def everything_asked_for_is_there(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
     """Fields of the API that this version does not act on: better refused than ignored."""
-    spec = resource.spec
     asked: list[tuple[str, Any]] = [
-        ("security.tls", spec.security.tls),
         *((f"{role}.autoscaling", each.autoscaling) for role, each in _roles(resource)),
     ]
     for field, value in asked:

@@ -9,7 +9,7 @@ from kvloop_operator import names
 from kvloop_operator.api.v1alpha1.roles import DisruptionBudget
 from kvloop_operator.manifests.common import Context, Manifest, metadata
 from kvloop_operator.manifests.engine import service_account_name
-from kvloop_operator.serving import has_own_store
+from kvloop_operator.serving import has_own_store, router_tls
 
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
@@ -85,7 +85,10 @@ def pod_monitor(context: Context, name: str, role: str) -> Manifest:
     monitoring = context.spec.monitoring
     meta = metadata(context, name, role)
     meta["labels"] = {**monitoring.labels, **meta["labels"]}
-    endpoint = {"port": "http", "path": "/metrics", "interval": f"{monitoring.interval_seconds}s"}
+    endpoint: dict[str, Any] = {"port": "http", "path": "/metrics", "interval": f"{monitoring.interval_seconds}s"}
+    if role == names.ROUTER and router_tls(context.spec) is not None:
+        # A pod is addressed by its number, which is not in its certificate.
+        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",

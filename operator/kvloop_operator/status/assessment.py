@@ -12,6 +12,7 @@ from kvloop_operator import names
 from kvloop_operator.api.v1alpha1.status import ConditionStatus
 from kvloop_operator.facts import ENGINE_TEMPLATE_VERSIONS
 from kvloop_operator.live import Object, text
+from kvloop_operator.serving import router_tls
 from kvloop_operator.status.findings import worst
 from kvloop_operator.status.groups import Engines, Group, engines, handle_store, router
 from kvloop_operator.status.reasons import ConditionType, Reason
@@ -206,8 +207,9 @@ def _rest(situation: Situation, transfer: Transfer) -> dict[str, Any]:
         before = situation.previous
         rest["engineTemplate"] = {name: text(before, "engineTemplate", name) for name in ("current", "offered")}
     if situation.resource is not None:
-        port = situation.resource.spec.router.service.port
-        rest["url"] = f"http://{names.router_name(situation.name)}.{situation.namespace}.svc:{port}"
+        spec = situation.resource.spec
+        scheme, port = "http" if router_tls(spec) is None else "https", spec.router.service.port
+        rest["url"] = f"{scheme}://{names.router_name(situation.name)}.{situation.namespace}.svc:{port}"
     else:
         rest["url"] = text(situation.previous, "url")
     return rest

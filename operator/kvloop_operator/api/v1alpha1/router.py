@@ -93,6 +93,9 @@ class Limits(Part):
     """Turns that each router lets run at once, for each decode engine that takes turns. More have to wait."""
     waiting_turns_per_engine: Annotated[int, Field(ge=0, le=1000000)] = 1024
     """Turns that wait in each router, for each decode engine; more get 429 with Retry-After."""
+    concurrent_requests_per_tenant: Annotated[int, Field(ge=1, le=1000000)] | None = None
+    """How many requests of one API key each router runs at once, where the key has no limit of its own; more get 429.
+    Default: any number."""
 
 
 class Timeouts(Part):
@@ -105,6 +108,9 @@ class Timeouts(Part):
     """For a whole answer that is not streamed."""
     decode_stall_seconds: Annotated[int, Field(ge=1, le=86400)] = 300
     """For which a streamed answer may bring nothing, queueing for its first token included."""
+    keep_alive_seconds: Annotated[int, Field(ge=1, le=3600)] | None = None
+    """After how long without a byte of a stream that has begun the router sends a comment, for load balancers that cut
+    silent connections. Default: never."""
 
 
 class HealthChecks(Part):
@@ -178,7 +184,8 @@ class RouterSpec(Part):
     """Request headers that name a conversation, beside X-Conversation-ID. They select a handle; whether it fits the
     prompt is proven token by token."""
     api_keys_secret_ref: SecretKeyRef | None = None
-    """Secret with one API key a line. Without it every caller is served, as one tenant."""
+    """Secret with one API key a line, or YAML or JSON of names and keys. What changes in it is used within minutes,
+    without a restart. Without it every caller is served, as one tenant."""
     canary: Canary = defaulted(Canary)
     truth_sampling: TruthSampling = defaulted(TruthSampling)
     tracing: Tracing | None = None
