@@ -28,6 +28,9 @@ _LONGEST = 2**32 - 1
 
 ROLES = ("other", "system", "developer", "user", "assistant", "tool", "function")
 """A role is whatever a client sends; only these are ever named."""
+_ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES)}
+_PLAIN_FIELDS = 2
+"""A message of a role and a content has no more."""
 
 _TEMPLATE_FIELDS = (
     "chat_template",
@@ -92,8 +95,9 @@ class Outline:
 
 def outline(key: DigestKey, request: Request, trail: Trail) -> Outline:
     """The outline of a request. ``key``: that of the trail's digests."""
+    digest = _Digest(key)
     named = request.conversation
-    conversation = b"" if named is None else _digest(key, named.encode("utf-8", "surrogatepass"))
+    conversation = b"" if named is None else digest(named.encode("utf-8", "surrogatepass"))
     if request.api is not Api.CHAT:
         return Outline(key.context, conversation, trail, b"", _NOTHING, _NOTHING)
     body = request.body
@@ -102,26 +106,48 @@ def outline(key: DigestKey, request: Request, trail: Trail) -> Outline:
         scope=key.context,
         conversation=conversation,
         trail=trail,
-        packed=b"".join(_message(key, message) for message in body["messages"]),
-        tools=_of(key, body.get("tools")),
-        arguments=_of(key, arguments),
+        packed=b"".join([_message(digest, message) for message in body["messages"]]),
+        tools=digest.of(body.get("tools")),
+        arguments=digest.of(arguments),
     )
 
 
-def _message(key: DigestKey, message: Mapping[str, Any]) -> bytes:
-    role = message["role"]
+class _Digest:
+    """Digests under a key, which is taken in once for all of them."""
+
+    __slots__ = ("_keyed",)
+
+    def __init__(self, key: DigestKey) -> None:
+        self._keyed = blake2b(key.context, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON)
+
+    def __call__(self, data: bytes) -> bytes:
+        keyed = self._keyed.copy()
+        keyed.update(data)
+        return keyed.digest()
+
+    def of(self, value: Any) -> bytes:
+        if not value:
+            return _NOTHING
+        return self(_sampled(value) if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_SORT_KEYS))
+
+
+def _message(digest: _Digest, message: Mapping[str, Any]) -> bytes:
     content = message.get("content")
-    parts = content if isinstance(content, list) else (content,)
-    texts = [_text(part) for part in parts]
-    reasoning = next((message[name] for name in _REASONING_FIELDS if message.get(name)), None)
-    calls = [message[name] for name in _CALL_FIELDS if message.get(name)]
-    length = sum(map(len, texts))
+    if isinstance(content, str):
+        length, data = len(content), _sampled(content)
+    else:
+        texts = [_text(part) for part in content] if isinstance(content, list) else [_text(content)]
+        length, data = sum(map(len, texts)), b"\0".join(map(_sampled, texts))
+    reasoning = calls = _NOTHING
+    if len(message) > _PLAIN_FIELDS:
+        reasoning = digest.of(next((message[name] for name in _REASONING_FIELDS if message.get(name)), None))
+        calls = digest.of([message[name] for name in _CALL_FIELDS if message.get(name)])
     return _PACKED.pack(
-        ROLES.index(role) if role in ROLES else 0,
+        _ROLE_NUMBERS.get(message["role"], 0),
         min(length, _LONGEST),
-        _digest(key, b"\0".join(map(_sampled, texts))) if length else _NOTHING,
-        _of(key, reasoning),
-        _of(key, calls),
+        digest(data) if length else _NOTHING,
+        reasoning,
+        calls,
     )
 
 
@@ -139,16 +165,6 @@ def _sampled(text: str) -> bytes:
     if len(text) > 2 * _SAMPLE:
         text = f"{len(text)}\0{text[:_SAMPLE]}\0{text[-_SAMPLE:]}"
     return text.encode("utf-8", "surrogatepass")
-
-
-def _of(key: DigestKey, value: Any) -> bytes:
-    if not value:
-        return _NOTHING
-    return _digest(key, _sampled(value) if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_SORT_KEYS))
-
-
-def _digest(key: DigestKey, data: bytes) -> bytes:
-    return blake2b(key.context + data, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON).digest()
 
 
 def shared(left: Sequence[Message], right: Sequence[Message]) -> int:
