@@ -1,4 +1,5 @@
-"""What engines load, under which name they serve it, and how the router speaks to clients."""
+"""What engines load, under which name they serve it, how the router speaks to clients, and where routers share
+handles."""
 
 from __future__ import annotations
 
@@ -20,6 +21,11 @@ def model_argument(spec: DisaggregatedInferenceSpec) -> str:
     if source.pvc is not None:
         return f"{names.MODELS_DIRECTORY}/{source.pvc.path}".rstrip("/")
     return source.s3.uri if source.s3 is not None else ""
+
+
+def has_own_store(spec: DisaggregatedInferenceSpec) -> bool:
+    """Whether a server is made in which several routers share their handles."""
+    return spec.router.replicas > 1 and spec.router.handle_store.url is None
 
 
 def router_tls(spec: DisaggregatedInferenceSpec) -> RouterTLS | None:

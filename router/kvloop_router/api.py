@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from kvloop_router import headers, pass_through, policy, responses, scope
+from kvloop_router.admission import Admission
 from kvloop_router.api_keys import ApiKeys, Caller
 from kvloop_router.client import CLIENT_LEFT, Client
 from kvloop_router.config import Config
@@ -44,6 +45,7 @@ class PublicApi:
         self,
         *,
         config: Config,
+        admission: Admission,
         secret: bytes,
         api_keys: ApiKeys,
         engines: Engines,
@@ -54,6 +56,7 @@ class PublicApi:
         clock: Callable[[], float],
     ) -> None:
         self._config = config
+        self._admission = admission
         self._secret = secret
         self._api_keys = api_keys
         self._engines = engines
@@ -115,7 +118,8 @@ class PublicApi:
             epoch=self._state.salt_epoch,
         )
         sent = headers.upstream(request.headers, report.request_id)
-        body = await self._turns.play(turn, space, sent, report, client)
+        async with self._admission.admitted(turn.model, caller.tenant):
+            body = await self._turns.play(turn, space, sent, report, client)
         return client.response if body is None else client.answer(200, "application/json", body)
 
     async def _other(self, request: web.Request) -> web.StreamResponse:
@@ -248,7 +252,7 @@ class PublicApi:
         return response
 
     def _report(self, request: web.Request) -> TurnReport:
-        return TurnReport(request_id=_request_id(request), api=request.path)
+        return self._log.begin(_request_id(request), request.path, request.headers)
 
     def _caller(self, request: web.Request, report: TurnReport | None = None) -> Caller:
         """Who asks. Raises RequestError where keys are configured and none of them is given."""
@@ -275,17 +279,11 @@ class PublicApi:
         self._metrics.disconnects.labels(report.phase).inc()
 
     def _end(self, client: Client, report: TurnReport) -> None:
-        report.seconds = self._clock() - client.began
+        report.seconds = self._clock() - report.began
         report.status = report.status or client.status
         self._metrics.requests.labels(report.api, str(report.status)).inc()
         if not _is_client_error(report.status):
-            path = report.path
-            self._metrics.turns.labels(path, report.reason).inc()
-            if report.prompt_tokens is not None:
-                self._metrics.prompt_tokens.labels(path).inc(report.prompt_tokens)
-            self._metrics.reused_tokens.inc(report.reused_tokens)
-            if report.ttft_seconds is not None:
-                self._metrics.ttft.labels(path).observe(report.ttft_seconds)
+            self._metrics.turn_ended(report)
         self._log.record(report)
 
 

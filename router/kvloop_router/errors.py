@@ -7,6 +7,7 @@ RouterError
 └── EngineError        an engine's fault
     ├── EngineUnreachable   no connection: nothing was sent
     ├── EngineFailed        5xx, a reset or a timeout before an answer: what the engine did is unknown
+    │   └── EngineDraining  an answer of nothing, with status 200: it takes no new requests and does not say so
     ├── EngineRejected      4xx: refused before scheduling, nothing was read
     └── StreamBroken        the answer ended before its end
 """
@@ -78,11 +79,21 @@ class EngineFailed(EngineError):
         self.status = status
 
 
-class EngineRejected(EngineError):
-    """A 4xx. ``body`` is the engine's own error, which is the client's to see."""
+class EngineDraining(EngineFailed):
+    """It aborts whatever is new, as vLLM does between SIGTERM and its end."""
 
-    def __init__(self, engine: str, status: int, body: bytes, content_type: str) -> None:
+    def __init__(self, engine: str) -> None:
+        super().__init__(engine, "draining")
+
+
+class EngineRejected(EngineError):
+    """A 4xx. ``body`` is the engine's own error, which is the client's to see. ``retry_after``: its header."""
+
+    def __init__(
+        self, engine: str, status: int, body: bytes, content_type: str, retry_after: str | None = None
+    ) -> None:
         super().__init__(engine, f"status {status}")
+        self.retry_after = retry_after
         self.status = status
         self.body = body
         self.content_type = content_type

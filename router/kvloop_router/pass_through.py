@@ -59,7 +59,7 @@ class PassThrough:
         self._metrics = metrics
         self._random = random
         self._set_salt = config.cache_salt
-        self._keep_alive_seconds = config.timeouts.keep_alive_seconds
+        self._timeouts = config.timeouts
 
     async def read(
         self, request: web.Request, models: frozenset[str], report: TurnReport, salt: Salt
@@ -97,10 +97,19 @@ class PassThrough:
         report.phase = "decode"
         tried: set[str] = set()
         for attempt in range(_ATTEMPTS):
-            report.decode = policy.choose_one(self._engines.snapshot(), self._random, Role.DECODE, tried)
+            report.decode = policy.choose_one(
+                self._engines.snapshot(report.model or None), self._random, Role.DECODE, tried
+            )
             try:
-                async with self._engines.stream(report.decode, request.path, data, sent) as upstream:
-                    await relay.copy(kept_alive(upstream, client, self._keep_alive_seconds), client)
+                with report.leg("decode", report.decode) as leg:
+                    async with self._engines.stream(
+                        report.decode,
+                        request.path,
+                        data,
+                        leg.headers(sent),
+                        stall_seconds=self._timeouts.decode_stall_seconds,
+                    ) as upstream:
+                        await relay.copy(kept_alive(upstream, client, self._timeouts.keep_alive_seconds), client)
             except (EngineUnreachable, EngineFailed) as error:
                 report.attempts.append(f"decode {error}")
                 if client.started or attempt + 1 == _ATTEMPTS:

@@ -31,6 +31,8 @@ def refusal(error: Exception, told: dict[str, str], path: str = "") -> web.Respo
         case EngineRejected() if any(name in error.body for name in _OF_HANDLES):
             fault = RequestError("The engine refused the request.", status=error.status)
         case EngineRejected():
+            if error.retry_after is not None:
+                told = {**told, "Retry-After": error.retry_after}
             return web.Response(
                 status=error.status, body=error.body, headers={**told, "Content-Type": error.content_type}
             )

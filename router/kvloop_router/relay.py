@@ -16,7 +16,7 @@ import orjson
 
 from kvloop_router import splice, sse
 from kvloop_router.engines import Answer
-from kvloop_router.errors import EngineFailed, StreamBroken
+from kvloop_router.errors import EngineDraining, EngineFailed, StreamBroken
 
 _DONE = b"data: [DONE]"
 _SERVER_ERROR = 500
@@ -131,7 +131,7 @@ async def whole(answer: Answer, engine: str, *, keep_token_ids: bool, finished: 
         raise EngineFailed(engine, "an answer that is not JSON") from error
     ended.add(part)
     if ended.aborted_empty:
-        raise EngineFailed(engine, "draining")
+        raise EngineDraining(engine)
     await finished(ended)
     return part.data, ended
 
@@ -229,7 +229,7 @@ def _take(event: bytes, ended: Ended, engine: str, *, keep_token_ids: bool) -> b
 def _refuse_failure(ended: Ended, engine: str) -> None:
     """Before the first byte, an engine's own error or a draining engine's empty answer is a failure like a 5xx."""
     if ended.aborted_empty:
-        raise EngineFailed(engine, "draining")
+        raise EngineDraining(engine)
     if ended.error >= _SERVER_ERROR and not ended.content and not ended.token_ids:
         raise EngineFailed(engine, f"error {ended.error} instead of an answer")
 

@@ -147,7 +147,7 @@ async def test_an_engine_that_cannot_show_who_it_is_gets_no_turn(
 
         def checked() -> bool:
             others = [engines.get(engine.name) for engine in (impostor, elsewhere)]
-            return all(other is not None and other.failed_probes for other in others)
+            return all(other is not None and other.health.checks_failed for other in others)
 
         await until(checked)
         answers = [await router.chat(f"hello {number}") for number in range(6)]

@@ -9,7 +9,7 @@ from kvloop_operator import names
 from kvloop_operator.api.v1alpha1.roles import DisruptionBudget
 from kvloop_operator.manifests.common import Context, Manifest, metadata
 from kvloop_operator.manifests.engine import service_account_name
-from kvloop_operator.serving import router_tls
+from kvloop_operator.serving import has_own_store, router_tls
 
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
@@ -70,6 +70,14 @@ def router_network_policy(context: Context) -> Manifest:
         admin["from"] = [_namespace(context.facts.operator_namespace)]
     ingress = [{"ports": [_port(names.ROUTER_PORT)]}, admin]
     return _policy(context, names.router_name(context.name), names.ROUTER, ingress)
+
+
+def store_network_policy(context: Context) -> Manifest | None:
+    """Only routers of this resource reach the server in which they share handles."""
+    if not has_own_store(context.spec):
+        return None
+    ingress = [{"from": [_pods(context, names.ROUTER)], "ports": [_port(names.STORE_PORT)]}]
+    return _policy(context, names.store_name(context.name), names.STORE, ingress)
 
 
 def pod_monitor(context: Context, name: str, role: str) -> Manifest:

@@ -14,7 +14,7 @@ from kvloop_operator.facts import ENGINE_TEMPLATE_VERSIONS
 from kvloop_operator.live import Object, text
 from kvloop_operator.serving import router_tls
 from kvloop_operator.status.findings import worst
-from kvloop_operator.status.groups import Engines, Group, engines, router
+from kvloop_operator.status.groups import Engines, Group, engines, handle_store, router
 from kvloop_operator.status.reasons import ConditionType, Reason
 from kvloop_operator.status.situation import Assessment, Situation, Transition, previous_condition
 from kvloop_operator.status.transfer import Transfer, judge
@@ -124,6 +124,11 @@ def _lack(view: View, told: Verdict) -> Told | None:
         cause = worst(each for group in view.missing for each in group.findings)
         counts = ", ".join(f"{group.name} {group.summary}" for group in view.missing)
         return Told(Reason.PARTLY_READY, f"{counts} ready: {cause.message}" if cause is not None else f"{counts} ready")
+    store = handle_store(view.situation)
+    if store.short and told.reconciling is None:
+        cause = store.worst
+        serves = f"{store.name} {store.summary} ready, and every turn is computed anew"
+        return Told(Reason.PARTLY_READY, f"{serves}: {cause.message}" if cause is not None else serves)
     if view.transfer.failed:
         return Told(Reason.PAIR_FAILED, view.transfer.failed)
     if view.transfer.slow:

@@ -72,10 +72,23 @@ def test_the_users_settings_arrive() -> None:
             "reuse": False,
             "cacheSalt": False,
             "sessionHeaders": ["X-A"],
-            "limits": {"bodyBytes": 2048, "concurrentRequestsPerTenant": 7},
-            "timeouts": {"connectSeconds": 1, "prefillSeconds": 2, "keepAliveSeconds": 6},
+            "limits": {
+                "bodyBytes": 2048,
+                "turnsPerEngine": 6,
+                "waitingTurnsPerEngine": 0,
+                "concurrentRequestsPerTenant": 7,
+            },
+            "timeouts": {
+                "connectSeconds": 1,
+                "prefillSeconds": 2,
+                "decodeSeconds": 7,
+                "decodeStallSeconds": 8,
+                "keepAliveSeconds": 6,
+            },
+            "healthChecks": {"failures": 9, "suspectSeconds": 10},
             "handleStore": {"maxHandles": 3},
             "canary": {"enabled": False},
+            "pathChoice": {"mode": "Cold", "decodeDelayWeight": 2.5},
             "apiKeysSecretRef": {"name": "keys", "key": "list"},
         },
         rollout__drainTimeoutSeconds=4,
@@ -84,8 +97,12 @@ def test_the_users_settings_arrive() -> None:
     assert (told.reuse, told.cache_salt, told.session_headers) == (False, False, ("X-A",))
     assert (told.limits.body_bytes, told.handle_store.max_handles, told.canary.enabled) == (2048, 3, False)
     assert (told.timeouts.connect_seconds, told.timeouts.prefill_seconds, told.timeouts.drain_seconds) == (1, 2, 4)
+    assert (told.limits.turns_per_engine, told.limits.waiting_turns_per_engine) == (6, 0)
+    assert (told.timeouts.decode_seconds, told.timeouts.decode_stall_seconds) == (7, 8)
+    assert (told.health_checks.failures, told.health_checks.suspect_seconds) == (9, 10)
     assert (told.timeouts.keep_alive_seconds, told.limits.concurrent_requests_per_tenant) == (6, 7)
     assert told.kv_transfer.kv_recompute_threshold == 5
+    assert (told.path_choice.mode, told.path_choice.decode_delay_weight) == ("Cold", 2.5)
     assert told.api_keys_file == "/etc/kvloop/api-keys/list"
 
 

@@ -244,3 +244,13 @@ def test_where_too_many_shapes_disagree_no_other_is_trusted() -> None:
 
     assert len(templates) == 3
     assert templates.agrees(("chat", "3")) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "caches"),
+    [('enable_prefix_caching="True",', True), ('enable_prefix_caching="False",', False), ("", None)],
+)
+def test_whether_an_engine_keeps_prefixes_is_read_where_it_says(label: str, caches: bool | None) -> None:
+    text = f'vllm:cache_config_info{{block_size="32",{label}engine="0"}} 1.0\n'
+
+    assert exposition.prefix_caching(text) is caches
