@@ -180,6 +180,12 @@ TURNS ?= 1000
 bench-truth: install engine-environment ## Compare TURNS adversarial turns with cold answers, on real engines: bench/results/truth.json
 	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(BIN)/python -m bench.truth --turns $(TURNS)
 
+SCRIPT ?= benchmark_serving_multi_turn.py
+SCRIPT_PYTHON ?= $(BIN)/python
+.PHONY: bench-multi-turn
+bench-multi-turn: install ## Run vLLM's own multi-turn benchmark at SCRIPT, by the interpreter SCRIPT_PYTHON, through the router
+	$(BIN)/python -m bench.multi_turn --script "$(SCRIPT)" --python "$(SCRIPT_PYTHON)"
+
 .PHONY: requirements
 requirements: $(UV) ## Pin the requirement files anew
 	cd requirements && for set in uv product development; do \
