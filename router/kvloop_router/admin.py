@@ -13,11 +13,12 @@ from aiohttp import web
 
 from kvloop_router import explanation, headers
 from kvloop_router.config import Config
-from kvloop_router.engines import Engine, Engines
+from kvloop_router.engine import Engine
+from kvloop_router.engines import Engines
+from kvloop_router.kept import HandleStore, Retention
 from kvloop_router.metrics import CONTENT_TYPE, Metrics
 from kvloop_router.pairs import PairReport, Pairs
 from kvloop_router.state import State
-from kvloop_router.store import MemoryStore
 from kvloop_router.template_probe import TemplateProbe
 from kvloop_router.turn_log import TurnLog, TurnReport
 
@@ -32,7 +33,7 @@ class AdminApi:
     token: str
     engines: Engines
     pairs: Pairs
-    store: MemoryStore
+    store: HandleStore
     state: State
     log: TurnLog
     metrics: Metrics
@@ -64,12 +65,12 @@ class AdminApi:
         return web.Response(text="ok\n")
 
     async def _engines(self, request: web.Request) -> web.StreamResponse:
-        retained = self.store.retained()
+        retained = await self.store.retained()
         now = self.clock()
         share = self.config.kv_transfer.retained_share
         engines = [
             {
-                **_engine(engine, retained.get(engine.spec.process, (0, now)), now),
+                **_engine(engine, retained.get(engine.spec.process), now),
                 "retainedBlocks": self.store.retained_blocks(engine.spec.process),
                 "retainedBlocksLimit": None if engine.kv_blocks is None else int(engine.kv_blocks * share),
             }
@@ -107,9 +108,9 @@ class AdminApi:
         return report
 
 
-def _engine(engine: Engine, retained: tuple[int, float], now: float) -> dict[str, Any]:
+def _engine(engine: Engine, retained: Retention | None, now: float) -> dict[str, Any]:
     spec = engine.spec
-    handles, last = retained
+    last = now if retained is None else retained.last_deadline
     return {
         "name": spec.name,
         "role": spec.role.value,
@@ -117,16 +118,20 @@ def _engine(engine: Engine, retained: tuple[int, float], now: float) -> dict[str
         "podUID": spec.pod_uid,
         "kvRevision": spec.kv_revision,
         "zone": spec.zone,
+        "model": engine.spec.model,
         "healthy": engine.healthy,
+        "suspect": engine.health.suspect(now),
         "ready": spec.ready,
         "draining": spec.draining,
         "version": engine.version,
         "blockSize": engine.block_size,
+        "ranks": engine.ranks,
+        "loadTokens": engine.tokens,
         "maxModelLen": engine.max_model_len,
         "leases": engine.leases,
         "load": engine.load,
         "runningTurns": engine.turns,
-        "liveHandles": handles,
+        "liveHandles": 0 if retained is None else retained.handles,
         "lastDeadlineSeconds": round(max(0.0, last - now), 3),
     }
 

@@ -49,6 +49,10 @@ class Client:
         if self._report.ttft_seconds is None:
             self._report.first_byte(now, data)
         self._report.gaps.note(now)
+        await self.comment(data)
+
+    async def comment(self, data: bytes) -> None:
+        """Send bytes that are no part of the answer."""
         try:
             await self.response.write(data)
         except ConnectionError as error:

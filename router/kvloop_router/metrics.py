@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from kvloop_connector.lifecycle import State
 from kvloop_connector.settings import Role
-from kvloop_router.engines import Engine
+from kvloop_router.engine import Engine
 from kvloop_router.gaps import BOUNDS, Gaps
 from kvloop_router.pairs import PairReport, Verdict
 from kvloop_router.turn_log import TurnReport
@@ -57,13 +57,23 @@ class Metrics:
             registry=self.registry,
             buckets=_NATS,
         )
+        self.handle_store_calls = self._counter(
+            "handle_store_calls", "Calls of a shared handle store, by outcome.", "operation", "outcome"
+        )
+        self.handle_store_up = Gauge(
+            _PREFIX + "handle_store_up", "1: the shared handle store answers.", registry=self.registry
+        )
+        self.handle_store_up.set(1)
         self.no_handle = self._counter("no_handle", "Turns that left nothing to reuse.", "reason")
         self.retries = self._counter("retries", "Legs that were sent again.", "leg")
         self.disconnects = self._counter("client_disconnects", "Clients that left before their answer's end.", "phase")
+        self.refused_turns = self._counter("refused_turns", "Turns that found too many waiting.", "model")
         self.breaks = self._counter("upstream_breaks", "Answers that ended before their end.", "engine")
         self.discovery = self._counter(
             "discovery_interruptions", "Watches of the engines' pods that did not end by their time.", "reason"
         )
+        self.over_limit = self._counter("over_limit", "Requests that were refused since their tenant had too many.")
+        self.reloads = self._counter("reloads", "Files that changed while the router ran.", "file", "outcome")
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "From the request to the answer's first byte.", "path"
         )

@@ -13,7 +13,8 @@ import orjson
 
 from kvloop_connector.settings import Role
 from kvloop_router import headers, template
-from kvloop_router.engines import Engine, Engines
+from kvloop_router.engine import Engine
+from kvloop_router.engines import Engines
 from kvloop_router.errors import EngineError, EngineFailed, EngineRejected
 from kvloop_router.template import Case, Finding, TemplateReport, Verdict
 

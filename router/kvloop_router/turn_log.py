@@ -59,10 +59,12 @@ class TurnReport:
     """A turn as it goes, and at its end as it went.
 
     at: when it began, Unix time. clock, began: the router's clock, and what it said then.
+    tenant: the name of its API key, where that has one.
     reason: why it is not warm; empty where it is. reused_tokens: tokens of the prompt that prefill did not compute,
     within the prefix that the handle was proven to cover. retained_tokens: how many the handle covers that was taken.
     no_handle: why nothing was kept; empty where something was.
     phase: how far it has come: ``queue``, ``prefill``, ``decode``, ``stream``.
+    expected: where there was a choice, what each path was expected to cost, in seconds.
     status: of the answer; 499 where the client left. attempts: legs that failed, as ``leg engine error``.
     reasoned: whether the answer begins with reasoning; None where that is not known.
     trace: the context of its span; None where it is not traced. parent: the client's span id; empty without one.
@@ -72,6 +74,7 @@ class TurnReport:
     api: str
     at: float
     clock: Callable[[], float]
+    tenant: str = ""
     model: str = ""
     path: str = "cold"
     reason: str = ""
@@ -86,6 +89,7 @@ class TurnReport:
     broken: bool = False
     no_handle: str = ""
     attempts: list[str] = field(default_factory=list)
+    expected: dict[str, float] = field(default_factory=dict)
     seconds: float | None = None
     ttft_seconds: float | None = None
     prefill_seconds: float | None = None
@@ -102,6 +106,11 @@ class TurnReport:
     def __post_init__(self) -> None:
         self.began = self.clock()
 
+    @property
+    def no_prefill(self) -> str:
+        """Why a decode leg had no parameters of a prefill leg."""
+        return "local" if self.path == "local" else "none_from_prefill"
+
     def headers(self) -> dict[str, str]:
         """The headers that tell the client."""
         told = {
@@ -112,6 +121,8 @@ class TurnReport:
             headers.PREFILL: self.prefill,
             headers.DECODE: self.decode,
         }
+        if self.api.startswith(headers.MESSAGES):
+            told[headers.ANTHROPICS_REQUEST_ID] = self.request_id
         return {name: value for name, value in told.items() if value}
 
     def first_byte(self, now: float, data: bytes) -> None:
@@ -141,6 +152,7 @@ class TurnReport:
         return {
             "request_id": self.request_id,
             "api": self.api,
+            "tenant": self.tenant,
             "model": self.model,
             "path": self.path,
             "reason": self.reason,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from kvloop_connector.handle import to_ranges
 from kvloop_connector.settings import Connector
-from kvloop_router.store import MemoryStore
+from kvloop_router.kept import HandleStore
 from tests.contract.legs import ANSWER_TOKENS, BLOCK, SAMPLING, Legs, Messages, fresh_salt, holds_nothing, tokenize
 from tests.harness.engines import Engine, Engines, Kind, wait_until
 from tests.harness.fixtures import REAL_ENGINES
@@ -274,9 +275,9 @@ async def test_wrong_reuse_of_stock_engines_is_found_and_stops(vllm_engines: Eng
         assert got.content == await talk.cold_text()
 
 
-async def read_blocks_of(store: MemoryStore, *, reader: str, read: str) -> None:
+async def read_blocks_of(store: HandleStore, *, reader: str, read: str) -> None:
     """Have the handle of one conversation name the blocks of another."""
-    kept = {entry.kept.conversation: entry.kept for entry in store._entries.values()}
+    kept = {each.conversation: each for each in await store.due(inf)}
     own, others = kept[reader].handle.block_ids[0], kept[read].handle.block_ids[0]
     assert await store.withdraw(kept[reader].ident)
     await store.put(replace(kept[reader], blocks=(to_ranges(others[: len(own)]),)))

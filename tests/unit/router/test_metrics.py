@@ -8,8 +8,9 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvloop_connector.settings import Role
+from kvloop_router.engine import Engine
 from kvloop_router.engine_spec import EngineSpec
-from kvloop_router.engines import Engine
+from kvloop_router.health import Health
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import PairReport
 from kvloop_router.turn_log import TurnReport
@@ -21,7 +22,7 @@ _KINDS = {"counter": "_total"}
 
 def engine(role: Role, name: str) -> Engine:
     spec = EngineSpec(name=name, role=role, url="http://x", pod_uid=name, process=name, kv_revision="a")
-    return Engine(spec, healthy=True, kv_blocks=100)
+    return Engine(spec, health=Health(healthy=True), kv_blocks=100)
 
 
 def observed() -> Metrics:
