@@ -167,6 +167,7 @@ class TurnReport:
             "broken": self.broken,
             "no_handle": self.no_handle,
             "attempts": self.attempts,
+            "expected": self.expected,
             "seconds": _rounded(self.seconds),
             "ttft_seconds": _rounded(self.ttft_seconds),
             "prefill_seconds": _rounded(self.prefill_seconds),
