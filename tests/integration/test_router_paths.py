@@ -11,7 +11,7 @@ import pytest
 
 from kvloop_connector.handle import RETAIN_PARAMS
 from kvloop_connector.settings import Role
-from kvloop_router.engines import Engine
+from kvloop_router.engine import Engine
 from tests.harness.engines import Engines, Kind, start
 from tests.integration.router_process import RouterUnderTest, routing, scripted, until
 from tests.integration.scripted_engine import ANSWER, ScriptedEngine, fails, streams

@@ -58,11 +58,7 @@ def test_engines_are_refused_before_the_oldest_version_that_is_safe(version: str
 
 
 def test_fields_that_this_version_does_not_act_on_are_refused_and_not_ignored() -> None:
-    metric = {
-        "type": "Resource",
-        "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 50}},
-    }
-    asked = {"minReplicas": 1, "maxReplicas": 2, "metrics": [metric]}
+    asked = {"maxReplicas": 4, "metrics": [{"name": "vllm:num_requests_running", "averageValue": 8}]}
     assert found(decode__autoscaling=asked) == ["spec.decode.autoscaling"]
 
 
