@@ -28,6 +28,8 @@ WHY = {
     "template": "the engines' /tokenize renders such a request otherwise than their chat API, or that is not known yet",
     "api": "a request of this kind leaves no handle that could be proven",
     "no_token_ids": "the engines do not tell the prompt's token ids",
+    "cheaper": "another path was expected to be faster, or is set",
+    "store_unavailable": "the shared handle store was away, slow or full",
     "off": "reuse is switched off",
     "no_verdict": "the prefill engine said nothing of the handle: it does not run KvloopConnector",
     "spent": "the prefill engine has used this handle before",

@@ -64,6 +64,9 @@ class Metrics:
             _PREFIX + "handle_store_up", "1: the shared handle store answers.", registry=self.registry
         )
         self.handle_store_up.set(1)
+        self.handle_store_bytes = Gauge(
+            _PREFIX + "handle_store_bytes", "Memory that kept handles take in this router.", registry=self.registry
+        )
         self.no_handle = self._counter("no_handle", "Turns that left nothing to reuse.", "reason")
         self.retries = self._counter("retries", "Legs that were sent again.", "leg")
         self.disconnects = self._counter("client_disconnects", "Clients that left before their answer's end.", "phase")

@@ -24,9 +24,11 @@ async def open_store(
     """
     chosen = config.handle_store
     if chosen.url is None:
-        yield MemoryStore(
+        memory = MemoryStore(
             max_handles=chosen.max_handles, max_bytes=chosen.max_bytes, clock=clock, ended=metrics.handle_ended
         )
+        metrics.handle_store_bytes.set_function(lambda: memory.size)
+        yield memory
         return
     # Its client takes a while to load, which only routers that share handles have to spend.
     from kvloop_router.shared_store import SCRIPT, SharedStore

@@ -7,8 +7,9 @@ import json
 import sys
 import time
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
 from kvloop.watch import access, snapshot
 from kvloop.watch.access import AccessError, RouterAdmin
@@ -67,7 +68,12 @@ def _watch(routers: list[RouterAdmin], interval: float, console: Console) -> Non
     with Live(screen(snapshot.view(None, before)), console=console, screen=console.is_terminal) as live:
         while True:
             time.sleep(interval)
-            now = snapshot.read(routers, time.monotonic())
+            try:
+                now = snapshot.read(routers, time.monotonic())
+            except AccessError as error:
+                # It may be started anew just now; what was seen last stays on the screen.
+                live.update(Group(screen(snapshot.view(None, before)), Text(str(error), style="red")), refresh=True)
+                continue
             live.update(screen(snapshot.view(before, now)), refresh=True)
             before = now
 

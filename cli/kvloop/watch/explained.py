@@ -15,6 +15,7 @@ def explained(told: Mapping[str, Any]) -> str:
     lines = [
         ("Turn", f"{turn['request_id']}  {turn['api']}  {_time(turn['at'])}  {_ending(turn)}"),
         ("Path", _path(turn, told["why"])),
+        *_choice(turn.get("expected") or {}),
         ("Engines", f"prefill {turn['prefill'] or '-'}, decode {turn['decode'] or '-'}"),
         ("Tokens", _tokens(tokens)),
         ("Times", _times(turn)),
@@ -78,6 +79,13 @@ def _ending(turn: Mapping[str, Any]) -> str:
 def _path(turn: Mapping[str, Any], why: str) -> str:
     reason = f" ({turn['reason']})" if turn["reason"] else ""
     return f"{turn['path']}{reason}: {why}" if why else f"{turn['path']}{reason}"
+
+
+def _choice(expected: Mapping[str, float]) -> list[tuple[str, str]]:
+    """What each path was expected to cost, where there was a choice."""
+    if not expected:
+        return []
+    return [("Expected", ", ".join(f"{path} {milliseconds(cost)}" for path, cost in expected.items()))]
 
 
 def _tokens(tokens: Mapping[str, Any]) -> str:

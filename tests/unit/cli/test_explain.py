@@ -31,6 +31,7 @@ TURN: dict[str, Any] = {
     "broken": False,
     "no_handle": "",
     "attempts": ["decode demo-decode-0: status 500"],
+    "expected": {"cold": 0.161, "warm": 0.0505},
     "seconds": 12.3456,
     "ttft_seconds": 0.158,
     "prefill_seconds": 0.15,
@@ -77,6 +78,7 @@ TOLD: dict[str, Any] = {
 SHOWN = """\
 Turn      7f3a  /v1/chat/completions  2026-11-29 12:00:00Z  status 200, streamed
 Path      cold (below_threshold): what is equal is less than kvRecomputeThreshold
+Expected  cold 161.0 ms, warm 50.5 ms
 Engines   prefill demo-prefill-0, decode demo-decode-1
 Tokens    prompt 1,812, reusable 48, reused 0, computed 1,812
 Times     first byte 158.0 ms, whole 12.35 s
