@@ -298,3 +298,29 @@ async def test_canary_sees_kv_move_both_ways_between_each_pair(engines: Engines,
 
         # What the canary's second turn left is released too.
         assert await asyncio.to_thread(wait_until, lambda: holds_nothing(decode))
+
+
+async def test_a_local_turn_is_answered_as_a_cold_one_and_the_next_is_warm(engines: Engines, tmp_path: Path) -> None:
+    decode = engines.decode[0]
+    changes: dict[str, Any] = {"prefills": [engines.prefill[0]], "decode": decode, "pathChoice": {"mode": "Local"}}
+    async with conversing(tmp_path, engines, **changes) as talk:
+        await talk.turn(talk.prompt)
+        before = await asyncio.to_thread(decode.metrics)
+        got, counted = await talk.turn(MORE)
+        alone = await asyncio.to_thread(decode.metrics) - before
+
+        assert (got.path, got.reason) == ("local", "cheaper")
+        assert (counted.reads, alone.external_hits) == (0, 0)
+        assert alone.local_hits >= got.reused
+        assert alone.local_hits > 0
+        assert got.content == await talk.cold_text()
+        report = await talk.router.admin(f"/admin/v1/turns/{got.headers['X-Request-Id']}")
+        assert report["no_handle"] == ("" if engines.kind.verifies else "local")
+
+        assert talk.router.router is not None
+        known = talk.router.router.engines.get(decode.name)
+        assert known is not None
+        known.prefix_caching = False
+        after, counted = await talk.turn(MORE)
+        assert after.path == "warm"
+        assert after.content == await talk.cold_text()
