@@ -9,13 +9,14 @@
 With KvloopConnector there are no tokens and no proof here: prefill proves what it pulls.
 
 A prefill leg runs to its end even if its client leaves: cancelling it can end the engine, and what it used is used.
-A decode leg is never sent without its prefill leg's own parameters, and each prefill leg has one decode leg.
+A decode leg is never sent without its prefill leg's own parameters, except on path local, which has no prefill leg; and
+each prefill leg has one decode leg.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -24,9 +25,9 @@ import orjson
 from kvloop_connector.settings import Role
 from kvloop_router import history, legs, relay
 from kvloop_router.background import Background
-from kvloop_router.choosing import Choosing, Outlook
+from kvloop_router.choosing import Choosing
 from kvloop_router.config import Config
-from kvloop_router.engine import Engine, Needs, decode_work
+from kvloop_router.engine import Engine, decode_work
 from kvloop_router.engines import Engines
 from kvloop_router.errors import (
     EngineError,
@@ -38,7 +39,6 @@ from kvloop_router.errors import (
 )
 from kvloop_router.keep_alive import kept_alive
 from kvloop_router.kept import HandleStore, Query
-from kvloop_router.leases import UNKNOWN, Pace
 from kvloop_router.metrics import Metrics
 from kvloop_router.outline import outline
 from kvloop_router.pairs import Pairs, Templates
@@ -54,37 +54,9 @@ from kvloop_router.scope import Scope
 from kvloop_router.tokens import Tokenizer
 from kvloop_router.truth_sampling import TruthSampling, WarmTurn
 from kvloop_router.turn_log import LegReport, TurnReport
+from kvloop_router.turn_progress import Turn
 
 _DECODE_ATTEMPTS = 2
-
-
-@dataclass(slots=True)
-class Turn:
-    """One turn on its way.
-
-    headers: of its legs. token_ids: of the prompt, that both legs use; None where the engine renders it.
-    learning: whether the prefill leg is to say which ids it rendered.
-    tried: names of engines at which a leg of this turn failed.
-    needs: decode, until its leg is there; prefill, until decode has read from it.
-    pace: of its conversation, as far as that is known. home: the engine id of what holds it.
-    outlook: what it was thought to be, where there was a choice of how it goes.
-    ended: its conversation was ended meanwhile.
-    """
-
-    request: Request
-    scope: Scope
-    query: Query
-    headers: Mapping[str, str]
-    report: TurnReport
-    token_ids: Sequence[int] | None = None
-    tokenized: Sequence[int] | None = None
-    learning: bool = False
-    tried: set[str] = field(default_factory=set)
-    needs: Needs = field(default_factory=Needs)
-    pace: Pace = UNKNOWN
-    home: str = ""
-    outlook: Outlook | None = None
-    ended: bool = False
 
 
 class Turns:

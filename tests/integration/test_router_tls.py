@@ -14,24 +14,32 @@ import pytest
 from kvloop_router.config import EngineTLS, ListenTLS
 from kvloop_router.errors import InvalidConfig
 from kvloop_router.tls import Calling, Serving
-from tests.harness.certificates import Authority
+from tests.cluster.credentials import Authority
 from tests.integration.router_process import RouterUnderTest, chat_body, scripted, until
 from tests.integration.scripted_engine import ANSWER, ScriptedEngine, running
+
+HERE = ("IP:127.0.0.1",)
+
+
+def created(folder: Path) -> Authority:
+    authority = Authority(folder)
+    authority.create()
+    return authority
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority")).create()
+    return created(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="module")
 def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("other")).create()
+    return created(tmp_path_factory.mktemp("other"))
 
 
 @pytest.fixture
 def listen(tmp_path: Path, authority: Authority) -> dict[str, str]:
-    certificate, key = authority.issue("router")
+    certificate, key = authority.issue("router", user="router", hosts=HERE)
     shutil.copy(certificate, tmp_path / "tls.crt")
     shutil.copy(key, tmp_path / "tls.key")
     return {"certificateFile": str(tmp_path / "tls.crt"), "keyFile": str(tmp_path / "tls.key")}
@@ -42,7 +50,7 @@ def trusting(authority: Authority) -> ssl.SSLContext:
 
 
 def engine_context(authority: Authority, *hosts: str, clients: Authority | None = None) -> ssl.SSLContext:
-    certificate, key = authority.issue("engine", hosts=hosts)
+    certificate, key = authority.issue("engine", user="engine", hosts=hosts)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     if clients is not None:
@@ -103,7 +111,7 @@ async def test_a_new_certificate_is_shown_without_a_restart_and_a_bad_one_is_not
     async with scripted(tmp_path, prefill, decode, listen={"tls": listen}) as router:
         assert router.router is not None
         assert await answered(router, trusting(authority)) == ANSWER
-        certificate, key = other_authority.issue("router")
+        certificate, key = other_authority.issue("router", user="router", hosts=HERE)
         await asyncio.to_thread(shutil.copy, certificate, listen["certificateFile"])
         # Its key is still the old one: a reader can meet files between two writes.
         router.router.reloading.look()
@@ -118,7 +126,7 @@ async def test_engines_are_spoken_to_over_tls_both_sides_shown(
 ) -> None:
     prefill.tls = engine_context(authority, "DNS:engines", clients=other_authority)
     decode.tls = engine_context(authority, "DNS:engines", clients=other_authority)
-    certificate, key = other_authority.issue("router-to-engines")
+    certificate, key = other_authority.issue("router-to-engines", user="router")
     tls = {
         "caFile": str(authority.certificate),
         "serverName": "engines",
@@ -158,7 +166,7 @@ async def test_an_engine_that_cannot_show_who_it_is_gets_no_turn(
 
 class TestFiles:
     def test_files_that_are_not_certificates_are_named(self, tmp_path: Path, authority: Authority) -> None:
-        certificate, key = authority.issue("router")
+        certificate, key = authority.issue("router", user="router", hosts=HERE)
         other = tmp_path / "other"
         other.write_text("no certificate")
 
@@ -175,7 +183,7 @@ class TestFiles:
     def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(
         self, tmp_path: Path, authority: Authority
     ) -> None:
-        certificate, key = authority.issue("router")
+        certificate, key = authority.issue("router", user="router", hosts=HERE)
         locked = tmp_path / "locked"
         subprocess.run(
             ["openssl", "ec", "-in", key, "-out", locked, "-aes256", "-passout", "pass:word"],

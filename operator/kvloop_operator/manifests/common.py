@@ -76,3 +76,14 @@ def field_env(name: str, path: str) -> dict[str, Any]:
 def secret_env(name: str, secret: str, key: str) -> dict[str, Any]:
     """An environment variable from a Secret."""
     return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+
+
+def restricted_pod(user: int) -> dict[str, Any]:
+    """The security context of a pod for the restricted profile, run by ``user``, whose group may read volumes."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": user,
+        "runAsGroup": user,
+        "fsGroup": user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvloop_operator import names
-from kvloop_operator.manifests.common import Context, Manifest, metadata, plain
+from kvloop_operator.manifests.common import Context, Manifest, metadata, plain, restricted_pod
 from kvloop_operator.serving import has_own_store
 
 IMAGE = "valkey/valkey:8.1.4"
@@ -105,13 +105,7 @@ def _pod(context: Context) -> dict[str, Any]:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 5,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": restricted_pod(_USER),
         "containers": [_container(context)],
         "volumes": [
             {

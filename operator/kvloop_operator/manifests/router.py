@@ -12,7 +12,7 @@ import yaml
 from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS, Role
 from kvloop_operator import names
 from kvloop_operator.manifests import connector, handle_store
-from kvloop_operator.manifests.common import Context, Manifest, field_env, metadata, plain
+from kvloop_operator.manifests.common import Context, Manifest, field_env, metadata, plain, restricted_pod
 from kvloop_operator.manifests.overlay import merged
 from kvloop_operator.serving import has_own_store, model_argument, router_tls, served_name
 
@@ -275,13 +275,7 @@ def _pod(context: Context) -> dict[str, Any]:
         "automountServiceAccountToken": _asks_api_server(context),
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.rollout.drain_timeout_seconds + _EXIT_MARGIN_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": restricted_pod(_USER),
         "containers": [_container(context)],
         "volumes": _volumes(context),
     }
