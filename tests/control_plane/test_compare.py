@@ -18,8 +18,9 @@ from kvloop_operator.ports import ports_put_right
 from tests.cluster.kubectl import Kubectl
 from tests.harness.kube import Answer, Kube
 from tests.unit.operator.documents import document
+from tests.unit.operator.situations import ROWS
+from tests.unit.operator.situations.cases import assessed
 from tests.unit.operator.stored import another, at, changed, leaves, lost, removable, stored
-from tests.unit.operator.test_status import ROWS, assessed
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "operator" / "golden"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
