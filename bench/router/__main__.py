@@ -154,7 +154,7 @@ def _arguments() -> argparse.Namespace:
         "--multi-turn-proxy", type=Path, metavar="FILE", help="vLLM's disagg_proxy_multiturn.py; runs where xpyd does"
     )
     parser.add_argument("--only", action="append", metavar="ROUTER", help="measure only this router; may be repeated")
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each of the measurements of a router")
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each of the measurements of a router")
     parser.add_argument("--output", type=Path, metavar="FILE", help="where the results are written")
     return parser.parse_args()
 

@@ -109,7 +109,6 @@ class Pool:
         self.address = address
         self.host = "{}:{}".format(*address)
         self._idle: list[_Connection] = []
-        self._all: list[_Connection] = []
 
     async def ask(self, path: str, body: bytes, first: Callable[[], None] | None = None) -> bytes:
         """The whole answer to a request. Raises WrongAnswer for one that is not 200."""
@@ -120,7 +119,6 @@ class Pool:
         else:
             loop = asyncio.get_running_loop()
             _, connection = await loop.create_connection(_Connection, *self.address)
-            self._all.append(connection)
         try:
             answer = await connection.ask(wire.request(self.host, path, body), first)
         except asyncio.CancelledError:
@@ -132,10 +130,9 @@ class Pool:
         return answer
 
     def close(self) -> None:
-        """Close them all."""
-        for connection in self._all:
+        """Close those that nobody uses."""
+        for connection in self._idle:
             connection.transport.abort()
-        self._all.clear()
         self._idle.clear()
 
 
@@ -147,7 +144,7 @@ class Target(Protocol):
         ...
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections that nobody uses."""
         ...
 
 

@@ -34,7 +34,7 @@ async def measure(address: Address, process: int, seconds: float, direct: Mappin
     target = Routed(address)
     await _ready(target)
     # First, while no other load has left memory that could be used again.
-    memory = await _memory(address, process)
+    memory = await _memory(target, process)
     short = await _turns(target, process, SHORT, 64, seconds)
     large = await _turns(target, process, LARGE, 4, seconds)
     chunks = await _chunks(target, process, seconds)
@@ -91,22 +91,56 @@ async def _turns(target: Target, process: int, size: int, at_once: int, seconds:
 async def _chunks(target: Target, process: int, seconds: float) -> float:
     """Chunks a second and core, of streams that all go on."""
     per_second = _LONG_STREAMS * 1000 / _LONG_STEP_MS
-    conversations = [
-        wire.Conversation(number, size=SHORT, chunks=_LONG_CHUNKS, step_ms=_LONG_STEP_MS)
-        for number in range(_LONG_STREAMS)
-    ]
-    turns = asyncio.gather(
-        *(target.play(one.next_turn(), _LONG_CHUNKS, Turn(perf_counter())) for one in conversations),
-        return_exceptions=True,
-    )
-    await asyncio.sleep(2)
+    streams = _Streams(target, _LONG_STEP_MS)
+    await streams.open(_LONG_STREAMS)
     used, begun = processes.processor_seconds(process), perf_counter()
     await asyncio.sleep(seconds)
     used, passed = processes.processor_seconds(process) - used, perf_counter() - begun
-    assert not turns.done(), "streams that should have gone on"
-    target.close()
-    await turns
+    await streams.close()
     return round(per_second * passed / used, 1)
+
+
+async def _memory(target: Target, process: int) -> float:
+    """KiB that each of many open streams takes."""
+    streams = _Streams(target, _OPEN_STEP_MS)
+    resident = []
+    for count in _OPEN_STREAMS:
+        await streams.open(count)
+        resident.append(processes.resident_kib(process))
+    await streams.close()
+    return round((resident[1] - resident[0]) / (_OPEN_STREAMS[1] - _OPEN_STREAMS[0]), 1)
+
+
+class _Streams:
+    """Streams that are longer than what is measured."""
+
+    def __init__(self, target: Target, step_ms: int) -> None:
+        self._target = target
+        self._step_ms = step_ms
+        self._turns: list[Turn] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self, count: int) -> None:
+        """Have so many, and wait until text comes on each."""
+        for number in range(len(self._turns), count):
+            conversation = wire.Conversation(number, size=SHORT, chunks=_LONG_CHUNKS, step_ms=self._step_ms)
+            turn = Turn(perf_counter())
+            play = self._target.play(conversation.next_turn(), _LONG_CHUNKS, turn)
+            self._turns.append(turn)
+            self._tasks.append(asyncio.get_running_loop().create_task(play))
+            # One after the other, as clients come.
+            await asyncio.sleep(0.002)
+        while not all(turn.ttft for turn in self._turns):  # noqa: ASYNC110  nothing tells that would cost nothing
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
+
+    async def close(self) -> None:
+        """End them all. Raises what ended one before."""
+        for task in self._tasks:
+            if not task.cancel():
+                task.result()
+                raise AssertionError("a stream that should have gone on has ended")
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 async def _latencies(target: Target, seconds: float) -> dict[str, Times | None]:
@@ -126,24 +160,6 @@ async def _latency(target: Target, size: int, rate: float, seconds: float) -> Ti
     conversations = _conversations(size, 64 if size == SHORT else 8)
     turns = await opened(target, conversations, CHUNKS, rate=rate, seconds=2 * seconds, most=_MOST[size])
     return None if turns is None else _times(turns)
-
-
-async def _memory(address: Address, process: int) -> float:
-    """KiB that each of many open streams takes."""
-    resident = []
-    target = Routed(address)
-    begun: list[asyncio.Task[None]] = []
-    for streams in _OPEN_STREAMS:
-        for number in range(len(begun), streams):
-            body = wire.Conversation(number, size=SHORT, chunks=_LONG_CHUNKS, step_ms=_OPEN_STEP_MS).next_turn()
-            work = target.play(body, _LONG_CHUNKS, Turn(perf_counter()))
-            begun.append(asyncio.get_running_loop().create_task(work))
-            await asyncio.sleep(0.002)
-        await asyncio.sleep(2 * _OPEN_STEP_MS / 1000)
-        resident.append(processes.resident_kib(process))
-    target.close()
-    await asyncio.gather(*begun, return_exceptions=True)
-    return round((resident[1] - resident[0]) / (_OPEN_STREAMS[1] - _OPEN_STREAMS[0]), 1)
 
 
 def _conversations(size: int, count: int) -> Sequence[wire.Conversation]:

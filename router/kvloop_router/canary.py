@@ -317,6 +317,9 @@ class _Nobody:
     async def write(self, data: bytes) -> None:
         return None
 
+    def write_now(self, data: bytes) -> bool:
+        return True
+
     async def end(self) -> None:
         return None
 

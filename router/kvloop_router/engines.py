@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import aiohttp
 import orjson
-from aiohttp.abc import AbstractStreamWriter
 
 from kvloop_connector.lease_requests import RELEASE_PATH
 from kvloop_connector.settings import Role
 from kvloop_router import exposition
 from kvloop_router.engine_spec import EngineSpec
 from kvloop_router.errors import EngineError, EngineFailed, EngineRejected, EngineUnreachable, StreamBroken
+from kvloop_router.http_client import Client, NotConnected
+from kvloop_router.http_connection import AnswerBroken, Response
 from kvloop_router.policy import Candidate
 
 _log = logging.getLogger(__name__)
@@ -32,8 +32,6 @@ _KEEPALIVE_SECONDS = 4.0
 _FAILED_PROBES = 2
 LACKS_LEASES = frozenset({401, 403, 404, 405, 501})
 """Statuses that tell that an engine neither releases nor renews by name, at least not for this router."""
-_READ_BYTES = 262_144
-_WRITE_BYTES = 262_144
 
 
 @dataclass(slots=True)
@@ -132,29 +130,30 @@ class Upstream:
     engine: str
     status: int
     content_type: str
-    _response: aiohttp.ClientResponse = field(repr=False)
+    _response: Response = field(repr=False)
 
     async def read(self) -> bytes:
         """The next bytes; empty at the end. Raises StreamBroken where the answer ends before its end."""
         try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise StreamBroken(self.engine, type(error).__name__) from error
+            return await self._response.read()
+        except AnswerBroken as error:
+            raise StreamBroken(self.engine, str(error)) from error
 
     def unread(self) -> bytes:
-        """What has arrived and was not read. Raises StreamBroken where the answer has ended before its end."""
-        try:
-            return self._response.content.read_nowait()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise StreamBroken(self.engine, type(error).__name__) from error
+        """What has arrived and was not read."""
+        return self._response.unread()
+
+    async def pass_on(self, take: Callable[[bytes], bool]) -> None:
+        """Hand all that arrives to ``take``, until it refuses some, which is then to be read, or until the end."""
+        await self._response.pass_on(take)
 
 
 class Engines:
     """All engines that discovery names, with one connection pool. ``leasing``: whether decode engines retain anything
     that could be released or renewed by name."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, connect_seconds: float, leasing: bool = False) -> None:
-        self._session = session
+    def __init__(self, client: Client, *, connect_seconds: float, leasing: bool = False) -> None:
+        self._client = client
         self._leasing = leasing
         self._connect_seconds = connect_seconds
         self._engines: dict[str, Engine] = {}
@@ -216,7 +215,7 @@ class Engines:
         async with self._request(name, method, path, data, headers, seconds=None) as response:
             if response.status >= 400:
                 await self._whole(name, response)
-            content_type = response.headers.get("Content-Type", "application/octet-stream")
+            content_type = response.headers.get("content-type", "application/octet-stream")
             yield Upstream(name, response.status, content_type, response)
 
     async def text(self, name: str, path: str) -> str:
@@ -276,7 +275,7 @@ class Engines:
         """Ask for a release of nothing, which is refused in one way by whoever knows what that is, else in another."""
         headers = {"Content-Type": "application/json"}
         async with self._send(engine, "POST", RELEASE_PATH, b"{}", headers, seconds=_PROBE_SECONDS) as response:
-            await response.read()
+            await response.read_all()
             failed = response.status >= 500 and response.status not in LACKS_LEASES
             return None if failed else response.status == 400
 
@@ -294,7 +293,7 @@ class Engines:
         headers: Mapping[str, str],
         *,
         seconds: float | None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AsyncIterator[Response]:
         engine = self._engines.get(name)
         if engine is None:
             raise EngineUnreachable(name, "no longer there")
@@ -318,35 +317,33 @@ class Engines:
         headers: Mapping[str, str],
         *,
         seconds: float | None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AsyncIterator[Response]:
         name = engine.spec.name
-        limits = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect_seconds)
         try:
-            response = await self._session.request(
+            response = await self._client.request(
                 method,
-                engine.spec.url + path,
-                data=None if data is None else _Body(data),
-                headers=headers,
-                timeout=limits,
-                allow_redirects=False,
-                read_bufsize=_READ_BYTES,
+                engine.spec.url,
+                path,
+                data,
+                headers,
+                connect_seconds=self._connect_seconds,
+                seconds=seconds,
             )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise EngineUnreachable(name, type(error).__name__) from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineFailed(name, type(error).__name__) from error
+        except NotConnected as error:
+            raise EngineUnreachable(name, str(error)) from error
+        except AnswerBroken as error:
+            raise EngineFailed(name, str(error)) from error
         try:
             yield response
         finally:
-            # An answer that was read to its end has given its connection back already; one that was not must not.
             response.close()
 
-    async def _whole(self, name: str, response: aiohttp.ClientResponse) -> Answer:
+    async def _whole(self, name: str, response: Response) -> Answer:
         try:
-            body = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineFailed(name, type(error).__name__) from error
-        content_type = response.headers.get("Content-Type", "application/json")
+            body = await response.read_all()
+        except AnswerBroken as error:
+            raise EngineFailed(name, str(error)) from error
+        content_type = response.headers.get("content-type", "application/json")
         if response.status >= 500:
             raise EngineFailed(name, f"status {response.status}", status=response.status)
         if response.status >= 400:
@@ -361,29 +358,14 @@ def _recovered(engine: Engine) -> None:
         _log.info("engine is healthy", extra={"engine": engine.spec.name, "engine_process": engine.spec.process})
 
 
-class _Body(aiohttp.payload.BytesPayload):
-    """A request body that goes out piece by piece, so that a large one leaves others their turn."""
-
-    def __init__(self, data: bytes) -> None:
-        # BytesPayload's own constructor warns of large bodies, which is what the pieces are for.
-        aiohttp.payload.Payload.__init__(self, data)
-        self._size = len(data)
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        size = len(self._value)
-        end = size if content_length is None else min(content_length, size)
-        for start in range(0, end, _WRITE_BYTES):
-            await writer.write(self._value[start : min(start + _WRITE_BYTES, end)])
-
-
-def open_session() -> aiohttp.ClientSession:
-    """The session that ``Engines`` uses: no bound on connections, no decompression, no cookies."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("User-Agent", "Accept-Encoding"),
-        auto_decompress=False,
-    )
+@asynccontextmanager
+async def open_client() -> AsyncIterator[Client]:
+    """The client that ``Engines`` uses."""
+    client = Client(keep_seconds=_KEEPALIVE_SECONDS)
+    try:
+        yield client
+    finally:
+        client.close()
 
 
 def roles(engines: Engines, role: Role) -> list[Engine]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from kvloop_router import splice, sse
+from kvloop_router import chunks, splice, sse
 from kvloop_router.engines import Answer, Upstream
 from kvloop_router.errors import EngineFailed, StreamBroken
 
@@ -42,6 +42,10 @@ class Downstream(Protocol):
         """Send bytes of the body. Raises ClientGone."""
         ...
 
+    def write_now(self, data: bytes) -> bool:
+        """Send bytes of the body, unless they would have to wait for the client; gives whether they were sent."""
+        ...
+
     async def end(self) -> None:
         """The body is complete. Raises ClientGone."""
         ...
@@ -54,6 +58,7 @@ class Begun:
         self._downstream = downstream
         self._begun = begun
         self.write = downstream.write
+        self.write_now = downstream.write_now
         self.end = downstream.end
 
     @property
@@ -131,6 +136,7 @@ async def stream(
     events = sse.Events()
     held: list[bytes] = []
     told = False
+    passing = _Passing(downstream, ended, keep_token_ids=keep_token_ids)
     try:
         while data := await _read(upstream, downstream):
             for event in _events(events, data, upstream.engine):
@@ -143,6 +149,8 @@ async def stream(
                 held.append(event_data)
             if ended.content or ended.finish_reasons or ended.token_ids or ended.error:
                 await _send(downstream, held, upstream, ended, clock)
+            if downstream.started and not events.unfinished:
+                await upstream.pass_on(passing)
     except (ClientGone, asyncio.CancelledError):
         if not told and _told_by_unread(upstream, events, ended):
             await finished(ended)
@@ -153,6 +161,23 @@ async def stream(
         raise EngineFailed(upstream.engine, "the stream ended before it began")
     await downstream.end()
     return ended
+
+
+class _Passing:
+    """Sends on what arrives in the call in which it arrives, as long as it tells nothing but text, and nobody waits."""
+
+    def __init__(self, downstream: Downstream, ended: Ended, *, keep_token_ids: bool) -> None:
+        self._write_now = downstream.write_now
+        self._ended = ended
+        self._keep_token_ids = keep_token_ids
+
+    def __call__(self, data: bytes) -> bool:
+        found = chunks.plain(data, keep_token_ids=self._keep_token_ids)
+        if found is None or not self._write_now(found.data):
+            return False
+        if found.token_ids:
+            self._ended.token_ids += found.token_ids
+        return True
 
 
 async def copy(upstream: Upstream, downstream: Downstream) -> None:

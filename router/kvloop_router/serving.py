@@ -21,7 +21,7 @@ from kvloop_router.canary import Canary
 from kvloop_router.config import Config, read_api_keys, read_digest_key, read_token
 from kvloop_router.discovery import watch
 from kvloop_router.engine_spec import EngineSpec
-from kvloop_router.engines import Engines, open_session
+from kvloop_router.engines import Engines, open_client
 from kvloop_router.kept import Why
 from kvloop_router.lease_calls import LeaseCalls
 from kvloop_router.leases import Terms
@@ -87,9 +87,8 @@ async def serving(
     store = MemoryStore(max_handles=config.handle_store.max_handles, clock=clock, ended=metrics.handle_ended)
 
     async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(open_session())
         engines = Engines(
-            session,
+            await stack.enter_async_context(open_client()),
             connect_seconds=config.timeouts.connect_seconds,
             leasing=config.kv_transfer.bidirectional_kv_xfer,
         )
