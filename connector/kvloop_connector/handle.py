@@ -46,7 +46,8 @@ class KVHandle:
         if not isinstance(groups, list | tuple) or not groups:
             raise InvalidHandle("remote_block_ids", "missing or empty")
         for group in groups:
-            if not isinstance(group, list | tuple) or not all(type(block) is int and block >= 0 for block in group):
+            # A long prompt has many thousands of blocks: no loop over them here.
+            if not isinstance(group, list | tuple) or not set(map(type, group)) <= {int} or min(group, default=0) < 0:
                 raise InvalidHandle("remote_block_ids", "not lists of block ids")
         return cls(params)
 
@@ -115,12 +116,15 @@ class KVHandle:
 def to_ranges(block_ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Block ids, in order, as runs of ``(first id, count)``; allocation is mostly contiguous."""
     runs: list[tuple[int, int]] = []
+    first = following = -1
     for block in block_ids:
-        if runs and sum(runs[-1]) == block:
-            first, count = runs[-1]
-            runs[-1] = (first, count + 1)
-        else:
-            runs.append((block, 1))
+        if block != following:
+            if following > first:
+                runs.append((first, following - first))
+            first = block
+        following = block + 1
+    if following > first:
+        runs.append((first, following - first))
     return tuple(runs)
 
 
