@@ -14,7 +14,7 @@ _CHOICE_REST = rb'(?:,"(?:stop_reason|prompt_logprobs)":null)*+'
 _REST = rb'(?:,"(?:usage|system_fingerprint|service_tier|prompt_text|metrics)":null)*+'
 _PLAIN = re.compile(
     rb'data: \{"id":S,"object":S,"created":\d++,"model":S,"choices":\[\{"index":0,'
-    rb'(?:"delta":\{(?:"role":S,)?"(?:content|reasoning|reasoning_content)":S\}|"text":S)(?:,"logprobs":null)?+'
+    rb'(?:"delta":\{(?:"role":S,)?"(?:content|reasoning|reasoning_content)":(?P<said>S)\}|"text":(?P<text>S))(?:,"logprobs":null)?+'
     rb',"finish_reason":null'
     rb'C(?P<ids>(?:,"prompt_token_ids":null)?+(?:,"token_ids":(?:null|\[(?P<listed>(?:\d++(?:,\d++)*+)?+)\]))?+)C\}\]'
     rb'R(?P<prompt>(?:,"prompt_token_ids":null)?+)R(?P<handle>(?:,"kv_transfer_params":null)?+)R\}\n\n'.replace(
@@ -23,14 +23,21 @@ _PLAIN = re.compile(
     .replace(b"C", _CHOICE_REST)
     .replace(b"R", _REST)
 )
-_IDS, _LISTED, _PROMPT, _HANDLE = (_PLAIN.groupindex[name] for name in ("ids", "listed", "prompt", "handle"))
+_IDS, _LISTED, _PROMPT, _HANDLE, _SAID, _TEXT = (
+    _PLAIN.groupindex[name] for name in ("ids", "listed", "prompt", "handle", "said", "text")
+)
+_NOTHING = b'""'
 
 
 class Plain(NamedTuple):
-    """Events of this kind. ``data``: what to forward. ``token_ids``: those in them."""
+    """Events of this kind.
+
+    data: what to forward. token_ids: those in them. has_content: whether there is any text in them.
+    """
 
     data: bytes
     token_ids: list[int]
+    has_content: bool
 
 
 def plain(data: bytes, *, keep_token_ids: bool) -> Plain | None:
@@ -39,15 +46,20 @@ def plain(data: bytes, *, keep_token_ids: bool) -> Plain | None:
     if found is None:
         return None
     if found.end() == len(data):
-        return Plain(_cut(data, found, keep_token_ids=keep_token_ids), _token_ids(found))
-    kept, token_ids = [], []
+        return Plain(_cut(data, found, keep_token_ids=keep_token_ids), _token_ids(found), _has_content(found))
+    kept, token_ids, has_content = [], [], False
     while found is not None:
         kept.append(_cut(data, found, keep_token_ids=keep_token_ids))
         token_ids += _token_ids(found)
+        has_content = has_content or _has_content(found)
         if found.end() == len(data):
-            return Plain(b"".join(kept), token_ids)
+            return Plain(b"".join(kept), token_ids, has_content)
         found = _PLAIN.match(data, found.end())
     return None
+
+
+def _has_content(found: re.Match[bytes]) -> bool:
+    return (found[_SAID] or found[_TEXT]) != _NOTHING
 
 
 def _cut(data: bytes, found: re.Match[bytes], *, keep_token_ids: bool) -> bytes:

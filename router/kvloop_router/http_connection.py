@@ -114,6 +114,7 @@ class Response:
         "_complete",
         "_connection",
         "_error",
+        "_keep_alive",
         "_length_known",
         "_limit",
         "_paused",
@@ -134,6 +135,7 @@ class Response:
         self._connection = connection
         self._pieces: deque[bytes] = deque()
         self._size = 0
+        self._keep_alive = False
         self._length_known = False
         self._complete = False
         self._closed = False
@@ -198,13 +200,7 @@ class Response:
         if self._limit is not None:
             self._limit.cancel()
         self._resume()
-        kept = (
-            self._complete
-            and self._error is None
-            and self._length_known
-            and self._connection.parser.should_keep_alive()
-        )
-        self._connection.done(reusable=kept)
+        self._connection.done(reusable=self._keep_alive and self._error is None)
 
     def fail(self, error: AnswerBroken) -> None:
         """The answer will not come to its end."""
@@ -275,6 +271,8 @@ class Response:
         if self.status:
             self._complete = True
             self.between_chunks = False
+            # llhttp forgets it with the end of the message.
+            self._keep_alive = self._connection.parser.should_keep_alive()
 
     async def _until(self, ready: Callable[[], bool]) -> None:
         if self._error is None and not ready():

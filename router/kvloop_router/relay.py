@@ -95,6 +95,11 @@ class Ended:
         self.finish_reasons |= part.finish_reasons
         self.content = self.content or part.has_content
 
+    def add_plain(self, part: chunks.Plain) -> None:
+        """As above, of events that tell little."""
+        self.token_ids += part.token_ids
+        self.content = self.content or part.has_content
+
     @property
     def aborted_empty(self) -> bool:
         """A draining engine's answer: status 200, nothing in it."""
@@ -175,8 +180,7 @@ class _Passing:
         found = chunks.plain(data, keep_token_ids=self._keep_token_ids)
         if found is None or not self._write_now(found.data):
             return False
-        if found.token_ids:
-            self._ended.token_ids += found.token_ids
+        self._ended.add_plain(found)
         return True
 
 
@@ -221,6 +225,9 @@ def _take(event: bytes, ended: Ended, engine: str, *, keep_token_ids: bool) -> b
     if event.startswith(_DONE):
         ended.done = True
         return event
+    if (found := chunks.plain(event, keep_token_ids=keep_token_ids)) is not None:
+        ended.add_plain(found)
+        return found.data
     try:
         part = splice.strip(event, keep_token_ids=keep_token_ids)
     except splice.UnreadableAnswer as error:

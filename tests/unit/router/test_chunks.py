@@ -55,6 +55,7 @@ def test_what_is_taken_for_plain_is_what_parsing_finds(data: list[bytes], keep: 
         return
     assert found.data == b"".join(part.data for part in parsed)
     assert found.token_ids == [number for part in parsed for number in part.token_ids.get(0, ())]
+    assert found.has_content == any(part.has_content for part in parsed)
     assert not any(part.finish_reasons or part.handle or part.prompt_token_ids for part in parsed)
 
 
