@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import lru_cache, partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -16,6 +16,23 @@ from kvloop_router.http_connection import Connection, Response
 
 class NotConnected(Exception):
     """No connection was made: nothing was sent."""
+
+
+class Trust(NamedTuple):
+    """How an engine shows who it is, and the router to it. ``server_name``: whom it shows; None: its host."""
+
+    context: ssl.SSLContext
+    server_name: str | None = None
+
+
+class Limits(NamedTuple):
+    """Seconds, or None: for everything, to the answer's end; without anything coming, once the request was made."""
+
+    whole: float | None = None
+    stall: float | None = None
+
+
+_NO_LIMITS = Limits()
 
 
 class _Place(NamedTuple):
@@ -41,14 +58,14 @@ class Client:
     """Connections to all engines, as many as there are requests; those that were used are kept for a while.
 
     keep_seconds: for how long, when nobody uses them.
-    tls: for engines with an ``https`` address; None: the system's certificates.
+    trust: asked at each request to an ``https`` address; what is made with another one is used no more. None: the
+        system's certificates.
     """
 
-    def __init__(self, *, keep_seconds: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, *, keep_seconds: float, trust: Callable[[], Trust] | None = None) -> None:
         self._keep_seconds = keep_seconds
-        self._tls = tls
-        self._pools: dict[_Place, _Pool] = {}
-        self._sweep: asyncio.TimerHandle | None = None
+        self._trust = trust
+        self._pools: dict[tuple[_Place, Trust | None], _Pool] = {}
 
     async def request(
         self,
@@ -59,19 +76,25 @@ class Client:
         headers: Mapping[str, str],
         *,
         connect_seconds: float,
-        seconds: float | None,
+        limits: Limits = _NO_LIMITS,
     ) -> Response:
         """The answer to a request, as soon as its head is there. Raises NotConnected or AnswerBroken.
 
-        connect_seconds: for a new connection. seconds: for everything after it, to the answer's end; None: no bound.
-        Whoever has the answer must close it.
+        connect_seconds: for a new connection. Whoever has the answer must close it.
         """
-        place = _place(url)
-        pool = self._pools.get(place)
+        place, whole = _place(url), limits.whole
+        trust = self._trust() if place.tls and self._trust is not None else None
+        pool = self._pools.get((place, trust))
         if pool is None:
-            pool = self._pools[place] = _Pool(self._keep_seconds)
-        connection = pool.kept() or await self._connected(place, pool, connect_seconds)
-        response = connection.ask(_head(method, place, path, data, headers), data or b"", seconds)
+            pool = self._pools[place, trust] = _Pool(self._keep_seconds, partial(self._pools.pop, (place, trust), None))
+        connection = pool.kept()
+        if connection is None:
+            before = asyncio.get_running_loop().time()
+            seconds = connect_seconds if whole is None else min(whole, connect_seconds)
+            connection = await _connected(place, trust, pool, seconds)
+            if whole is not None:
+                whole -= asyncio.get_running_loop().time() - before
+        response = connection.ask(_head(method, place, path, data, headers), data or b"", whole, limits.stall)
         try:
             await response.head()
         except BaseException:
@@ -81,34 +104,57 @@ class Client:
 
     def close(self) -> None:
         """Cut all connections."""
-        for pool in self._pools.values():
+        for pool in [*self._pools.values()]:
             pool.close()
 
-    async def _connected(self, place: _Place, pool: _Pool, seconds: float) -> Connection:
-        loop = asyncio.get_running_loop()
-        tls: ssl.SSLContext | bool | None = (self._tls or True) if place.tls else None
-        try:
+
+async def _connected(place: _Place, trust: Trust | None, pool: _Pool, seconds: float) -> Connection:
+    context: ssl.SSLContext | bool | None = None
+    if place.tls:
+        context = trust.context if trust is not None else True
+    name = trust.server_name if trust is not None else None
+    loop = asyncio.get_running_loop()
+    try:
+        with pool.connecting():
             async with asyncio.timeout(seconds):
-                _, connection = await loop.create_connection(pool.connection, place.host, place.port, ssl=tls)
-        except (OSError, TimeoutError) as error:
-            raise NotConnected(type(error).__name__) from error
-        return connection
+                _, connection = await loop.create_connection(
+                    pool.connection, place.host, place.port, ssl=context, server_hostname=name
+                )
+    except (OSError, TimeoutError) as error:
+        raise NotConnected(type(error).__name__) from error
+    return connection
 
 
 class _Pool:
-    """The connections to one place. Those that nobody uses wait in the order in which they were given back."""
+    """The connections to one place. Those that nobody uses wait in the order in which they were given back.
 
-    def __init__(self, keep_seconds: float) -> None:
+    empty: called when there are none any more.
+    """
+
+    def __init__(self, keep_seconds: float, empty: Callable[[], object]) -> None:
         self._keep_seconds = keep_seconds
+        self._empty = empty
+        self._connecting = 0
         self._all: set[Connection] = set()
         self._idle: deque[Connection] = deque()
         self._sweep: asyncio.TimerHandle | None = None
 
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """While a new one is made."""
+        self._connecting += 1
+        try:
+            yield
+        finally:
+            self._connecting -= 1
+            self._end_if_empty()
+
     def connection(self) -> Connection:
-        """A new one."""
-        connection = Connection(self)
+        """A new one, which is not made yet."""
+        return Connection(self)
+
+    def made(self, connection: Connection) -> None:
         self._all.add(connection)
-        return connection
 
     def kept(self) -> Connection | None:
         """One that can be used: the last that was given back, so that the others may end."""
@@ -128,6 +174,7 @@ class _Pool:
         self._all.discard(connection)
         with suppress(ValueError):
             self._idle.remove(connection)
+        self._end_if_empty()
 
     def close(self) -> None:
         """Cut all."""
@@ -135,6 +182,10 @@ class _Pool:
             self._sweep.cancel()
         for connection in self._all:
             connection.cut()
+
+    def _end_if_empty(self) -> None:
+        if not self._all and not self._connecting:
+            self._empty()
 
     def _sweep_at(self, when: float) -> None:
         self._sweep = asyncio.get_running_loop().call_at(when, self._swept)

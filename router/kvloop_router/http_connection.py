@@ -25,6 +25,10 @@ class AnswerBroken(Exception):
 class Owner(Protocol):
     """Who keeps connections."""
 
+    def made(self, connection: Connection) -> None:
+        """It is there."""
+        ...
+
     def released(self, connection: Connection) -> None:
         """It can be used again."""
         ...
@@ -43,23 +47,27 @@ class Connection(asyncio.Protocol):
         self.parser: httptools.HttpResponseParser
         self.transport: asyncio.Transport
         self.idle_since = 0.0
-        self._made = False
+        self._now = asyncio.get_running_loop().time
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self._made = True
+        self._owner.made(self)
 
     def cut(self) -> None:
-        """End it at once, if there is one yet."""
-        if self._made:
-            self.transport.abort()
+        """End it at once."""
+        self.transport.abort()
 
-    def ask(self, head: bytes, data: bytes, seconds: float | None) -> Response:
-        """Send a request; its answer is still to come."""
+    def ask(self, head: bytes, data: bytes, seconds: float | None = None, stall: float | None = None) -> Response:
+        """Send a request; its answer is still to come.
+
+        seconds: in which it must have ended. stall: for which nothing may come. None: no bound.
+        """
         response = self._response = Response(self)
         self.parser = httptools.HttpResponseParser(response)
         if seconds is not None:
             response.limit(seconds)
+        if stall is not None:
+            response.limit_stalls(stall)
         if len(data) < _BUFFERED_BYTES:
             self.transport.write(head + data)
         else:
@@ -75,6 +83,7 @@ class Connection(asyncio.Protocol):
             # Nobody asked for anything.
             self.transport.abort()
             return
+        response.heard = self._now()
         if response.between_chunks and (piece := _only_chunk(data)) is not None:
             response.on_body(piece)
         else:
@@ -107,6 +116,7 @@ class Response:
     """An answer that is coming. ``headers``: names in lower case; of several of one name, the last.
 
     between_chunks: what comes next is a chunk of the transfer encoding, from its first byte on.
+    heard: when something came last, by the loop's clock.
     """
 
     __slots__ = (
@@ -121,10 +131,12 @@ class Response:
         "_pieces",
         "_ready",
         "_size",
+        "_stall",
         "_take",
         "_waiter",
         "between_chunks",
         "headers",
+        "heard",
         "status",
     )
 
@@ -132,6 +144,7 @@ class Response:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.between_chunks = False
+        self.heard = 0.0
         self._connection = connection
         self._pieces: deque[bytes] = deque()
         self._size = 0
@@ -142,6 +155,7 @@ class Response:
         self._paused = False
         self._error: AnswerBroken | None = None
         self._limit: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._ready: Callable[[], bool] = self._has_head
         self._take: Callable[[bytes], bool] | None = None
@@ -192,6 +206,12 @@ class Response:
         """The answer must have ended by then."""
         self._limit = asyncio.get_running_loop().call_later(seconds, self.fail, AnswerBroken("TimeoutError"))
 
+    def limit_stalls(self, seconds: float) -> None:
+        """From now on something must come every so many seconds, except while it is not read from the engine."""
+        loop = asyncio.get_running_loop()
+        self.heard = loop.time()
+        self._stall = loop.call_later(seconds, self._check_stall, seconds)
+
     def close(self) -> None:
         """Nobody reads any more. An answer that has not ended is given up, and its request with it."""
         if self._closed:
@@ -199,6 +219,8 @@ class Response:
         self._closed = True
         if self._limit is not None:
             self._limit.cancel()
+        if self._stall is not None:
+            self._stall.cancel()
         self._resume()
         self._connection.done(reusable=self._keep_alive and self._error is None)
 
@@ -211,9 +233,11 @@ class Response:
 
     def cut_off(self, error: Exception | None) -> None:
         """The connection is gone, which ends an answer that did not say how long it is."""
-        if self.status and not self._length_known and error is None:
+        if self._complete or self._error is not None:
+            pass
+        elif self.status and not self._length_known and error is None:
             self._complete = True
-        elif not self._complete and self._error is None:
+        else:
             self._error = AnswerBroken(type(error).__name__ if error is not None else "the connection was closed")
         self.wake()
 
@@ -274,6 +298,14 @@ class Response:
             # llhttp forgets it with the end of the message.
             self._keep_alive = self._connection.parser.should_keep_alive()
 
+    def _check_stall(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        left = self.heard + seconds - loop.time() if not self._paused else seconds
+        if left <= 0:
+            self.fail(AnswerBroken("TimeoutError"))
+        elif not self._complete:
+            self._stall = loop.call_later(left, self._check_stall, seconds)
+
     async def _until(self, ready: Callable[[], bool]) -> None:
         if self._error is None and not ready():
             self._ready = ready
@@ -292,6 +324,7 @@ class Response:
     def _resume(self) -> None:
         if self._paused:
             self._paused = False
+            self.heard = asyncio.get_running_loop().time()
             if not self._connection.transport.is_closing():
                 self._connection.transport.resume_reading()
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import orjson
 
 from kvloop_router import chunks, splice, sse
-from kvloop_router.engines import Answer, Upstream
-from kvloop_router.errors import EngineFailed, StreamBroken
+from kvloop_router.engines import Answer
+from kvloop_router.errors import EngineDraining, EngineFailed, StreamBroken
 
 _DONE = b"data: [DONE]"
 _SERVER_ERROR = 500
@@ -24,6 +24,26 @@ _SERVER_ERROR = 500
 
 class ClientGone(Exception):
     """The client has closed its connection."""
+
+
+class Source(Protocol):
+    """The engine's side of an answer; see ``engines.Upstream``."""
+
+    engine: str
+    status: int
+    content_type: str
+
+    async def read(self) -> bytes:
+        """The next bytes; empty at the end. Raises StreamBroken where the answer ends before its end."""
+        ...
+
+    def unread(self) -> bytes:
+        """What has arrived and was not read."""
+        ...
+
+    async def pass_on(self, take: Callable[[bytes], bool]) -> None:
+        """Hand all that arrives to ``take``, until it refuses some, which is then to be read, or until the end."""
+        ...
 
 
 class Downstream(Protocol):
@@ -46,6 +66,10 @@ class Downstream(Protocol):
         """Send bytes of the body, unless they would have to wait for the client; gives whether they were sent."""
         ...
 
+    async def comment(self, data: bytes) -> None:
+        """Send bytes that are no part of the answer. Raises ClientGone."""
+        ...
+
     async def end(self) -> None:
         """The body is complete. Raises ClientGone."""
         ...
@@ -59,6 +83,7 @@ class Begun:
         self._begun = begun
         self.write = downstream.write
         self.write_now = downstream.write_now
+        self.comment = downstream.comment
         self.end = downstream.end
 
     @property
@@ -120,13 +145,13 @@ async def whole(answer: Answer, engine: str, *, keep_token_ids: bool, finished: 
         raise EngineFailed(engine, "an answer that is not JSON") from error
     ended.add(part)
     if ended.aborted_empty:
-        raise EngineFailed(engine, "draining")
+        raise EngineDraining(engine)
     await finished(ended)
     return part.data, ended
 
 
 async def stream(
-    upstream: Upstream,
+    upstream: Source,
     downstream: Downstream,
     *,
     keep_token_ids: bool,
@@ -184,7 +209,7 @@ class _Passing:
         return True
 
 
-async def copy(upstream: Upstream, downstream: Downstream) -> None:
+async def copy(upstream: Source, downstream: Downstream) -> None:
     """Copy an answer to its end, as it is. Raises EngineFailed before the first byte, StreamBroken after it."""
     while data := await _read(upstream, downstream):
         if not downstream.started:
@@ -195,7 +220,7 @@ async def copy(upstream: Upstream, downstream: Downstream) -> None:
     await downstream.end()
 
 
-async def _read(upstream: Upstream, downstream: Downstream) -> bytes:
+async def _read(upstream: Source, downstream: Downstream) -> bytes:
     try:
         return await upstream.read()
     except StreamBroken as error:
@@ -204,7 +229,7 @@ async def _read(upstream: Upstream, downstream: Downstream) -> bytes:
         raise EngineFailed(upstream.engine, "the answer broke off before it began") from error
 
 
-def _told_by_unread(upstream: Upstream, events: sse.Events, ended: Ended) -> bool:
+def _told_by_unread(upstream: Source, events: sse.Events, ended: Ended) -> bool:
     """The client has left an answer that is complete, though not yet passed on: whether what has arrived of it tells a
     handle, whose blocks would stay retained if nobody kept it.
     """
@@ -240,7 +265,7 @@ def _take(event: bytes, ended: Ended, engine: str, *, keep_token_ids: bool) -> b
 def _refuse_failure(ended: Ended, engine: str) -> None:
     """Before the first byte, an engine's own error or a draining engine's empty answer is a failure like a 5xx."""
     if ended.aborted_empty:
-        raise EngineFailed(engine, "draining")
+        raise EngineDraining(engine)
     if ended.error >= _SERVER_ERROR and not ended.content and not ended.token_ids:
         raise EngineFailed(engine, f"error {ended.error} instead of an answer")
 
@@ -257,7 +282,7 @@ def _error_status(event: bytes) -> int:
 
 
 async def _send(
-    downstream: Downstream, held: list[bytes], upstream: Upstream, ended: Ended, clock: Callable[[], float]
+    downstream: Downstream, held: list[bytes], upstream: Source, ended: Ended, clock: Callable[[], float]
 ) -> None:
     before = clock()
     if not downstream.started:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from kvloop_sim import tokenizer
 from kvloop_sim.options import Options
+from kvloop_sim.shape import Shape, shape_of
 from kvloop_sim.template import TemplateOptions, UnsupportedContent, render
 
 _COMPLETION_TOKENS: Final = 16
@@ -49,6 +50,7 @@ class GenerationRequest:
     """A validated chat or completion request. ``prompts`` has one entry for a chat.
 
     logprobs: how many of the likeliest tokens are told beside each that was chosen; None: not even that one's.
+    shape: the form that the answer must have; None: any.
     """
 
     chat: bool
@@ -72,6 +74,7 @@ class GenerationRequest:
     tokens_as_ids: bool
     salt: str
     params: Mapping[str, Any] | None
+    shape: Shape | None = None
 
 
 def parse_generation(body: Mapping[str, Any], options: Options, *, chat: bool) -> GenerationRequest:
@@ -138,6 +141,7 @@ def parse_generation(body: Mapping[str, Any], options: Options, *, chat: bool) -
         tokens_as_ids=fields.flag("return_tokens_as_token_ids"),
         salt=_salt(body.get("cache_salt")),
         params=params,
+        shape=shape_of(body) if chat else None,
     )
 
 

@@ -8,17 +8,19 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kvloop_router.http_client import Client, NotConnected
+from kvloop_router.http_client import Client, Limits, NotConnected
 from kvloop_router.http_connection import AnswerBroken, Response
 
+UNBOUNDED = Limits()
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: text/plain\r\n\r\nok"
 
 
 class Server:
-    """Answers each request with the next of ``answers``, piece by piece; None as a piece closes the connection."""
+    """Answers each request with the next of ``answers``, piece by piece; None as a piece closes the connection, a
+    number waits for so many seconds."""
 
-    def __init__(self, *answers: Sequence[bytes | None]) -> None:
+    def __init__(self, *answers: Sequence[bytes | float | None]) -> None:
         self.answers = [*answers]
         self.requests: list[bytes] = []
         self.connections = 0
@@ -33,6 +35,9 @@ class Server:
                 for piece in self.answers.pop(0):
                     if piece is None:
                         return
+                    if isinstance(piece, float):
+                        await asyncio.sleep(piece)
+                        continue
                     writer.write(piece)
                     await writer.drain()
                     # Two turns of the loop, so that pieces are read apart.
@@ -45,7 +50,7 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(*answers: Sequence[bytes | None]) -> AsyncIterator[tuple[Server, Client]]:
+async def serving(*answers: Sequence[bytes | float | None]) -> AsyncIterator[tuple[Server, Client]]:
     server = Server(*answers)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     server.url = "http://{}:{}".format(*listening.sockets[0].getsockname())
@@ -58,12 +63,12 @@ async def serving(*answers: Sequence[bytes | None]) -> AsyncIterator[tuple[Serve
         await listening.wait_closed()
 
 
-async def ask(server: Server, client: Client, *, seconds: float | None = None, data: bytes = b"{}") -> Response:
-    return await client.request("POST", server.url, "/x", data, {"X-A": "b"}, connect_seconds=5, seconds=seconds)
+async def ask(server: Server, client: Client, limits: Limits = UNBOUNDED, *, data: bytes = b"{}") -> Response:
+    return await client.request("POST", server.url, "/x", data, {"X-A": "b"}, connect_seconds=5, limits=limits)
 
 
-async def whole(server: Server, client: Client, *, seconds: float | None = None) -> bytes:
-    response = await ask(server, client, seconds=seconds)
+async def whole(server: Server, client: Client, limits: Limits = UNBOUNDED) -> bytes:
+    response = await ask(server, client, limits)
     try:
         return await response.read_all()
     finally:
@@ -153,7 +158,30 @@ async def test_an_answer_that_breaks_off_or_is_none_is_no_answer(pieces: list[by
 async def test_an_answer_that_takes_too_long_is_given_up() -> None:
     async with serving([CHUNKED, b"1\r\na\r\n"]) as (server, client):
         with pytest.raises(AnswerBroken, match="TimeoutError"):
-            await whole(server, client, seconds=0.05)
+            await whole(server, client, Limits(whole=0.05))
+
+
+async def test_an_answer_that_is_silent_for_too_long_is_given_up() -> None:
+    for pieces in ([], [CHUNKED, b"1\r\na\r\n"]):
+        async with serving(pieces) as (server, client):
+            with pytest.raises(AnswerBroken, match="TimeoutError"):
+                await whole(server, client, Limits(stall=0.05))
+
+
+async def test_an_answer_may_take_long_as_long_as_something_comes() -> None:
+    piece = b"1\r\na\r\n"
+    async with serving([CHUNKED, *[piece, 0.02] * 10, b"0\r\n\r\n"]) as (server, client):
+        assert await whole(server, client, Limits(stall=0.15)) == b"a" * 10
+
+
+async def test_an_engine_is_not_silent_while_nobody_reads_it() -> None:
+    data = b"x" * 4_000_000
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(data)
+    async with serving([head, data]) as (server, client):
+        response = await ask(server, client, Limits(stall=0.02))
+        await asyncio.sleep(0.1)
+        assert await response.read_all() == data
+        response.close()
 
 
 async def test_what_comes_in_between_is_not_the_answer() -> None:
@@ -180,7 +208,7 @@ async def test_nobody_there_is_told_from_a_broken_answer() -> None:
 async def test_a_header_cannot_hold_a_line_end() -> None:
     async with serving([WHOLE]) as (server, client):
         with pytest.raises(ValueError, match="line end"):
-            await client.request("GET", server.url, "/", None, {"X-A": "b\r\nX-C: d"}, connect_seconds=5, seconds=None)
+            await client.request("GET", server.url, "/", None, {"X-A": "b\r\nX-C: d"}, connect_seconds=5)
 
 
 async def test_a_large_answer_waits_for_its_reader() -> None:

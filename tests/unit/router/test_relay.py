@@ -67,6 +67,9 @@ class Client:
             self.writes.append(data)
         return not self._seconds
 
+    async def comment(self, data: bytes) -> None:
+        self.writes.append(data)
+
     async def end(self) -> None:
         self.ended = True
 
