@@ -102,6 +102,11 @@ class Client:
             raise
         return response
 
+    @property
+    def places(self) -> int:
+        """How many there are connections to."""
+        return len(self._pools)
+
     def close(self) -> None:
         """Cut all connections."""
         for pool in [*self._pools.values()]:

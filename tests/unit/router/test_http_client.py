@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
-from kvloop_router.http_client import Client, Limits, NotConnected
+from kvloop_router.http_client import Client, Limits, NotConnected, Trust
 from kvloop_router.http_connection import AnswerBroken, Response
+from tests.harness.certificates import Authority
 
 UNBOUNDED = Limits()
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -50,11 +53,16 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(*answers: Sequence[bytes | float | None]) -> AsyncIterator[tuple[Server, Client]]:
+async def serving(
+    *answers: Sequence[bytes | float | None],
+    tls: ssl.SSLContext | None = None,
+    trust: Callable[[], Trust] | None = None,
+) -> AsyncIterator[tuple[Server, Client]]:
     server = Server(*answers)
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    server.url = "http://{}:{}".format(*listening.sockets[0].getsockname())
-    client = Client(keep_seconds=60)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    scheme = "https" if tls is not None else "http"
+    server.url = scheme + "://{}:{}".format(*listening.sockets[0].getsockname())
+    client = Client(keep_seconds=60, trust=trust)
     try:
         yield server, client
     finally:
@@ -169,17 +177,17 @@ async def test_an_answer_that_is_silent_for_too_long_is_given_up() -> None:
 
 
 async def test_an_answer_may_take_long_as_long_as_something_comes() -> None:
-    piece = b"1\r\na\r\n"
-    async with serving([CHUNKED, *[piece, 0.02] * 10, b"0\r\n\r\n"]) as (server, client):
-        assert await whole(server, client, Limits(stall=0.15)) == b"a" * 10
+    script: list[bytes | float] = [b"1\r\na\r\n", 0.3] * 5
+    async with serving([CHUNKED, *script, b"0\r\n\r\n"]) as (server, client):
+        assert await whole(server, client, Limits(stall=1.0)) == b"a" * 5
 
 
 async def test_an_engine_is_not_silent_while_nobody_reads_it() -> None:
     data = b"x" * 4_000_000
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(data)
     async with serving([head, data]) as (server, client):
-        response = await ask(server, client, Limits(stall=0.02))
-        await asyncio.sleep(0.1)
+        response = await ask(server, client, Limits(stall=1.0))
+        await asyncio.sleep(1.2)
         assert await response.read_all() == data
         response.close()
 
@@ -203,6 +211,37 @@ async def test_nobody_there_is_told_from_a_broken_answer() -> None:
         server.url = "http://127.0.0.1:1"
         with pytest.raises(NotConnected):
             await ask(server, client)
+
+
+async def test_connections_that_were_made_with_another_trust_are_used_no_more(tmp_path: Path) -> None:
+    authority = Authority(tmp_path).create()
+    certificate, key = authority.issue("engine", hosts=("DNS:engines",))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    def trusting() -> Trust:
+        return Trust(ssl.create_default_context(cafile=str(authority.certificate)), "engines")
+
+    trust = [trusting()]
+    async with serving(*[[WHOLE]] * 3, tls=context, trust=lambda: trust[-1]) as (server, client):
+        assert [await whole(server, client) for _ in range(2)] == [b"ok", b"ok"]
+        assert server.connections == 1
+        trust.append(trusting())
+        assert await whole(server, client) == b"ok"
+        assert server.connections == 2
+        trust.append(Trust(trusting().context))
+        with pytest.raises(NotConnected):
+            await whole(server, client)
+
+
+async def test_nothing_is_kept_of_places_to_which_there_is_no_connection() -> None:
+    gone = WHOLE.replace(b"Content-Type: text/plain", b"Connection: close")
+    async with serving([gone, None]) as (server, client):
+        assert await whole(server, client) == b"ok"
+        server.url = "http://127.0.0.1:1"
+        with pytest.raises(NotConnected):
+            await ask(server, client)
+        assert client.places == 0
 
 
 async def test_a_header_cannot_hold_a_line_end() -> None:

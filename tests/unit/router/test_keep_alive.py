@@ -24,8 +24,8 @@ class Scripted:
 
     async def read(self) -> bytes:
         if self._refused:
-            data, self._refused = self._refused, b""
-            return data
+            refused, self._refused = self._refused, b""
+            return refused
         for data in self._script:
             if data is not None:
                 return data
