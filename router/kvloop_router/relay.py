@@ -215,6 +215,7 @@ async def copy(upstream: Source, downstream: Downstream) -> None:
         if not downstream.started:
             await downstream.start(upstream.status, upstream.content_type)
         await downstream.write(data)
+        await upstream.pass_on(downstream.write_now)
     if not downstream.started:
         await downstream.start(upstream.status, upstream.content_type)
     await downstream.end()
