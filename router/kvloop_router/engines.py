@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -184,10 +184,9 @@ class Engines:
         """
         limits = Limits(seconds, None)
         async with self._request(name, "POST", path, orjson.dumps(body), headers, limits, work) as response:
-            return await self._whole(name, response)
+            return await _whole(name, response)
 
-    @asynccontextmanager
-    async def stream(
+    def stream(
         self,
         name: str,
         path: str,
@@ -197,41 +196,36 @@ class Engines:
         method: str = "POST",
         stall_seconds: float | None = None,
         work: Work = NO_WORK,
-    ) -> AsyncIterator[Upstream]:
+    ) -> AbstractAsyncContextManager[Upstream]:
         """An answer below 400, as it comes. Leaving the context before its end ends the request at the engine.
 
         stall_seconds: for how long nothing may come, from the request on; None: no bound.
         Raises EngineUnreachable, EngineFailed or EngineRejected before anything of the answer is given.
         """
-        async with self._request(name, method, path, data, headers, Limits(None, stall_seconds), work) as response:
-            if response.status >= 400:
-                await self._whole(name, response)
-            content_type = response.headers.get("content-type", "application/octet-stream")
-            yield Upstream(name, response.status, content_type, response)
+        return _Streaming(self._request(name, method, path, data, headers, Limits(None, stall_seconds), work))
 
     async def text(self, name: str, path: str) -> str:
         """The text at ``path``, such as ``/metrics``. Raises EngineError."""
         limits = Limits(_LOOK_SECONDS, None)
         async with self._request(name, "GET", path, None, {}, limits, NO_WORK) as response:
-            return (await self._whole(name, response)).body.decode("utf-8", "replace")
+            return (await _whole(name, response)).body.decode("utf-8", "replace")
 
     async def look(self, engine: Engine, path: str, *, seconds: float) -> bytes:
         """What is at ``path``, for a health check. Raises EngineError."""
-        async with self._send(engine, "GET", path, None, {}, Limits(seconds, None)) as response:
-            return (await self._whole(engine.spec.name, response)).body
+        with closing(await self._send(engine, "GET", path, None, {}, Limits(seconds, None))) as response:
+            return (await _whole(engine.spec.name, response)).body
 
     async def status(self, engine: Engine, path: str, data: bytes, *, seconds: float) -> int:
         """The status of the answer to a JSON request. Raises EngineError where there is none."""
         headers = {"Content-Type": "application/json"}
-        async with self._send(engine, "POST", path, data, headers, Limits(seconds, None)) as response:
+        with closing(await self._send(engine, "POST", path, data, headers, Limits(seconds, None))) as response:
             try:
                 await response.read_all()
             except AnswerBroken as error:
                 raise EngineFailed(engine.spec.name, str(error)) from error
             return response.status
 
-    @asynccontextmanager
-    async def _request(
+    def _request(
         self,
         name: str,
         method: str,
@@ -240,33 +234,14 @@ class Engines:
         headers: Mapping[str, str],
         limits: Limits,
         work: Work,
-    ) -> AsyncIterator[Response]:
+    ) -> _Request:
         engine = self._engines.get(name)
         if engine is None:
             raise EngineUnreachable(name, "no longer there")
         if work.rank is not None:
             headers = {**headers, ranks.HEADER: str(work.rank)}
-        engine.begins(work)
-        try:
-            async with self._send(engine, method, path, data, headers, limits) as response:
-                yield response
-        except EngineUnreachable:
-            engine.health.refused()
-            raise
-        except EngineDraining:
-            engine.health.drains(self._clock())
-            raise
-        except (EngineFailed, StreamBroken):
-            if work.tells:
-                engine.health.leg_failed(self._clock())
-            raise
-        else:
-            if work.tells:
-                engine.health.leg_succeeded()
-        finally:
-            engine.ends(work)
+        return _Request(engine, work, self._clock, lambda: self._send(engine, method, path, data, headers, limits))
 
-    @asynccontextmanager
     async def _send(
         self,
         engine: Engine,
@@ -275,32 +250,99 @@ class Engines:
         data: bytes | None,
         headers: Mapping[str, str],
         limits: Limits,
-    ) -> AsyncIterator[Response]:
+    ) -> Response:
+        """An answer that has begun, and is to be closed. Raises EngineUnreachable or EngineFailed."""
         name = engine.spec.name
         try:
-            response = await self._client.request(
+            return await self._client.request(
                 method, engine.spec.url, path, data, headers, connect_seconds=self._connect_seconds, limits=limits
             )
         except NotConnected as error:
             raise EngineUnreachable(name, str(error)) from error
         except AnswerBroken as error:
             raise EngineFailed(name, str(error)) from error
-        try:
-            yield response
-        finally:
-            response.close()
 
-    async def _whole(self, name: str, response: Response) -> Answer:
+
+class _Request:
+    """A request at an engine for as long as the context lasts, which marks what became of it.
+
+    A class, as is the next: contexts within contexts that are generators cost several times as much.
+    """
+
+    __slots__ = ("_clock", "_response", "_send", "_work", "engine")
+
+    def __init__(
+        self, engine: Engine, work: Work, clock: Callable[[], float], send: Callable[[], Awaitable[Response]]
+    ) -> None:
+        self.engine = engine
+        self._work = work
+        self._clock = clock
+        self._send = send
+
+    async def __aenter__(self) -> Response:
+        self.engine.begins(self._work)
         try:
-            body = await response.read_all()
-        except AnswerBroken as error:
-            raise EngineFailed(name, str(error)) from error
-        content_type = response.headers.get("content-type", "application/json")
-        if response.status >= 500:
-            raise EngineFailed(name, f"status {response.status}", status=response.status)
-        if response.status >= 400:
-            raise EngineRejected(name, response.status, body, content_type, response.headers.get("retry-after"))
-        return Answer(response.status, content_type, body)
+            self._response = await self._send()
+        except BaseException as error:
+            self._over(error)
+            raise
+        return self._response
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._response.close()
+        self._over(error)
+
+    def _over(self, error: BaseException | None) -> None:
+        engine = self.engine
+        engine.ends(self._work)
+        match error:
+            case EngineUnreachable():
+                engine.health.refused()
+            case EngineDraining():
+                engine.health.drains(self._clock())
+            case EngineFailed() | StreamBroken():
+                if self._work.tells:
+                    engine.health.leg_failed(self._clock())
+            case None:
+                if self._work.tells:
+                    engine.health.leg_succeeded()
+
+
+class _Streaming:
+    """A request whose answer, below 400, is given as it comes."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: _Request) -> None:
+        self._request = request
+
+    async def __aenter__(self) -> Upstream:
+        request, name = self._request, self._request.engine.spec.name
+        response = await request.__aenter__()
+        try:
+            if response.status >= 400:
+                await _whole(name, response)
+        except BaseException as error:
+            await request.__aexit__(type(error), error, None)
+            raise
+        content_type = response.headers.get("content-type", "application/octet-stream")
+        return Upstream(name, response.status, content_type, response)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self._request.__aexit__(kind, error, trace)
+
+
+async def _whole(name: str, response: Response) -> Answer:
+    try:
+        body = await response.read_all()
+    except AnswerBroken as error:
+        raise EngineFailed(name, str(error)) from error
+    content_type = response.headers.get("content-type", "application/json")
+    if response.status >= 500:
+        raise EngineFailed(name, f"status {response.status}", status=response.status)
+    if response.status >= 400:
+        raise EngineRejected(name, response.status, body, content_type, response.headers.get("retry-after"))
+    return Answer(response.status, content_type, body)
 
 
 @asynccontextmanager
