@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kvloop_operator.cluster.kinds import RESOURCE
 from tests.cluster.audit import AuditLog
-from tests.control_plane.settled import settle, snapshot, writes
+from tests.control_plane.settled import settle, snapshot, wait_until_seen, writes
 from tests.harness.kube import Kube
 from tests.harness.operator_process import OperatorProcess
 from tests.unit.operator.documents import document
@@ -35,10 +35,12 @@ class Course:
 def run(kube: Kube, ns: str, operator: OperatorProcess, audit: AuditLog, between: Callable[[], None]) -> Course:
     """Make the resource, then change it; `between` the two, once the operator has come to rest."""
     kube.create(MADE, ns)
+    wait_until_seen(kube, ns, "demo")
     settle(operator, audit, ns)
     made = snapshot(kube, ns, "demo")
     between()
     kube.patch(RESOURCE.kind, ns, "demo", {"spec": CHANGED})
+    wait_until_seen(kube, ns, "demo")
     settle(operator, audit, ns)
     changed = snapshot(kube, ns, "demo")
     since = audit.from_now()

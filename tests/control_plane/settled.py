@@ -36,6 +36,16 @@ def settle(operator: OperatorProcess, audit: AuditLog, namespace: str | None = N
     wait_until(quiet, what="an operator that has nothing left to write")
 
 
+def wait_until_seen(kube: Kube, namespace: str, name: str) -> None:
+    """Wait until the operator has said something of the resource as it is: before that, rest means nothing."""
+
+    def seen() -> bool:
+        found = kube.get(RESOURCE.kind, namespace, name) or {}
+        return bool(found.get("status", {}).get("observedGeneration") == found["metadata"]["generation"])
+
+    wait_until(seen, what=f"an operator that has seen {name}")
+
+
 def wait_for_reason(kube: Kube, namespace: str, name: str, reason: str, *, condition: str = "Ready") -> Object:
     """Wait until a condition has a reason, for the generation that is; gives the resource."""
     found: Object = {}

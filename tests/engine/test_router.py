@@ -143,12 +143,15 @@ def entries(engines: Engines, *wanted: Engine) -> list[dict[str, str]]:
 async def test_each_turn_claims_what_the_engines_counted_and_answers_as_a_cold_one(
     engines: Engines, tmp_path: Path, stream: bool
 ) -> None:
-    async with conversing(tmp_path, engines, prefills=engines.prefill, decode=engines.decode[0]) as talk:
+    async with conversing(tmp_path, engines, prefills=[engines.prefill[0]], decode=engines.decode[0]) as talk:
         retained = 0
         for number, user in enumerate([talk.prompt, MORE, MORE, "And the last?"]):
+            if number:
+                # The one of the turn before has nearly all of it in its own cache.
+                await talk.move_to(engines.prefill[number % 2])
             got, counted = await talk.turn(user, stream=stream)
 
-            assert got.path == ("warm" if number else "cold")
+            assert (got.path, got.reason) == (("warm", "") if number else ("cold", "miss"))
             assert got.reused == counted.external_hits + (counted.local_hits if number else 0)
             assert got.reused >= 0.9 * retained
             assert counted.reads == (1 if counted.external_hits else 0)
