@@ -170,6 +170,12 @@ bench-handles: install store-server ## Measure what kept handles take, memory an
 bench-operator: install cluster-parts ## Time the operator with 100 and 1,000 resources: bench/results/operator.json
 	$(BIN)/python -m bench.operator
 
+.PHONY: bench-router
+bench-router: install ## Compare the router with its peers (MULTI_TURN_PROXY=FILE: with vLLM's example too): bench/results/router.json
+	@vllm_router=$$(requirements/peer-environment.sh vllm-router) && xpyd=$$(requirements/peer-environment.sh xpyd-proxy) && \
+	$(BIN)/python -m bench.router --output bench/results/router.json --vllm-router "$$vllm_router" --xpyd "$$xpyd" \
+	  $(if $(MULTI_TURN_PROXY),--multi-turn-proxy "$(MULTI_TURN_PROXY)")
+
 .PHONY: bench-paths
 bench-paths: install ## Compare the router's choice of paths with fixed ones, in simulation: bench/results/paths.json
 	$(BIN)/python -m bench.paths
@@ -197,6 +203,9 @@ requirements: $(UV) ## Pin the requirement files anew
 	  $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	    --no-annotate --extra $$extra $$([ $$extra = router ] && echo --extra tracing) -c product.txt ../pyproject.toml \
 	    -o $$extra.txt; done
+	cd requirements && for peer in vllm-router xpyd-proxy; do \
+	  $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	    --no-header $$peer.in -o $$peer.txt; done
 	cd requirements && $(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --generate-hashes --no-emit-index-url --no-header --override engine-overrides.txt engine.in -o engine.txt
 	cd requirements && $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \

@@ -46,7 +46,8 @@ class KVHandle:
         if not isinstance(groups, list | tuple) or not groups:
             raise InvalidHandle("remote_block_ids", "missing or empty")
         for group in groups:
-            if not isinstance(group, list | tuple) or not all(type(block) is int and block >= 0 for block in group):
+            # A long prompt has many thousands of blocks: no loop over them here.
+            if not isinstance(group, list | tuple) or not set(map(type, group)) <= {int} or min(group, default=0) < 0:
                 raise InvalidHandle("remote_block_ids", "not lists of block ids")
         return cls(params)
 
@@ -119,18 +120,21 @@ def to_ranges(block_ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
     ones get them in the opposite order.
     """
     runs: list[tuple[int, int]] = []
-    first = count = step = 0
+    # What comes next where the run goes on; of one block alone nothing is known yet, and its step is 0.
+    first = following = -1
+    step = 0
     for block in block_ids:
-        if count and block == first + count * step and step:
-            count += 1
-        elif count == 1 and abs(block - first) == 1:
-            count, step = 2, block - first
+        if block == following:
+            following += step
+        elif step == 0 and first >= 0 and abs(block - first) == 1:
+            step = block - first
+            following = block + step
         else:
-            if count:
-                runs.append((first, count * (step or 1)))
-            first, count, step = block, 1, 0
-    if count:
-        runs.append((first, count * (step or 1)))
+            if first >= 0:
+                runs.append((first, following - first if step else 1))
+            first, following, step = block, -1, 0
+    if first >= 0:
+        runs.append((first, following - first if step else 1))
     return tuple(runs)
 
 

@@ -318,6 +318,9 @@ class _Nobody:
     async def write(self, data: bytes) -> None:
         return None
 
+    def write_now(self, data: bytes) -> bool:
+        return True
+
     async def comment(self, data: bytes) -> None:
         pass
 

@@ -14,6 +14,9 @@ from kvloop_router.turn_log import TurnReport
 CLIENT_LEFT = 499
 """The status that is reported where the client left before its answer; nobody sees it."""
 
+_UNSENT_BYTES = 65_536
+"""So much may wait to be sent before whoever sends more has to wait."""
+
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -27,6 +30,7 @@ class Client:
         self.response: web.StreamResponse = web.Response(status=CLIENT_LEFT)
         self.started = False
         self.status = 0
+        self._chunked = request.version >= HttpVersion11
 
     async def start(self, status: int, content_type: str) -> None:
         """Send status and headers."""
@@ -57,6 +61,18 @@ class Client:
             await self.response.write(data)
         except ConnectionError as error:
             raise ClientGone from error
+
+    def write_now(self, data: bytes) -> bool:
+        """Send bytes of the body after those of ``write``, unless they would have to wait; gives whether it did.
+
+        In the framing that aiohttp has begun the body with, past its coroutines.
+        """
+        transport = self._request.transport
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size() > _UNSENT_BYTES:
+            return False
+        self._report.gaps.note(self._clock())
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        return True
 
     async def end(self) -> None:
         """The body is complete."""

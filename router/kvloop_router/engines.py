@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-import aiohttp
 import orjson
-from aiohttp.abc import AbstractStreamWriter
 
 from kvloop_connector.settings import Role
 from kvloop_router import ranks
@@ -29,6 +27,8 @@ from kvloop_router.errors import (
     StreamBroken,
 )
 from kvloop_router.health import Health, Rules
+from kvloop_router.http_client import Client, Limits, NotConnected, Trust
+from kvloop_router.http_connection import AnswerBroken, Response
 from kvloop_router.policy import Candidate
 
 _LOOK_SECONDS = 5.0
@@ -36,15 +36,6 @@ _LOOK_SECONDS = 5.0
 _KEEPALIVE_SECONDS = 4.0
 LACKS_LEASES = frozenset({401, 403, 404, 405, 501})
 """Statuses that tell that an engine neither releases nor renews by name, at least not for this router."""
-_READ_BYTES = 262_144
-_WRITE_BYTES = 262_144
-
-
-class _Limits(NamedTuple):
-    """Seconds, or None: for the whole answer; without anything coming."""
-
-    whole: float | None
-    stall: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,43 +54,41 @@ class Upstream:
     engine: str
     status: int
     content_type: str
-    _response: aiohttp.ClientResponse = field(repr=False)
+    _response: Response = field(repr=False)
 
     async def read(self) -> bytes:
         """The next bytes; empty at the end. Raises StreamBroken where the answer ends before its end."""
         try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise StreamBroken(self.engine, type(error).__name__) from error
+            return await self._response.read()
+        except AnswerBroken as error:
+            raise StreamBroken(self.engine, str(error)) from error
 
     def unread(self) -> bytes:
-        """What has arrived and was not read. Raises StreamBroken where the answer has ended before its end."""
-        try:
-            return self._response.content.read_nowait()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise StreamBroken(self.engine, type(error).__name__) from error
+        """What has arrived and was not read."""
+        return self._response.unread()
+
+    async def pass_on(self, take: Callable[[bytes], bool]) -> None:
+        """Hand all that arrives to ``take``, until it refuses some, which is then to be read, or until the end."""
+        await self._response.pass_on(take)
 
 
 class Engines:
     """All engines that discovery names, with one connection pool.
 
     default_model: of engines for which discovery names none. most_turns: at one decode engine; None: any number.
-    tls: gives arguments for each request.
     """
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        client: Client,
         *,
         connect_seconds: float,
         rules: Rules | None = None,
         default_model: str = "",
         most_turns: int | None = None,
         clock: Callable[[], float] = time.monotonic,
-        tls: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self._session = session
-        self._tls = tls
+        self._client = client
         self._connect_seconds = connect_seconds
         self._rules = rules or Rules()
         self._default_model = default_model
@@ -193,12 +182,11 @@ class Engines:
 
         seconds: for everything; None: no bound but that on connecting.
         """
-        limits = _Limits(seconds, None)
+        limits = Limits(seconds, None)
         async with self._request(name, "POST", path, orjson.dumps(body), headers, limits, work) as response:
-            return await self._whole(name, response)
+            return await _whole(name, response)
 
-    @asynccontextmanager
-    async def stream(
+    def stream(
         self,
         name: str,
         path: str,
@@ -208,76 +196,52 @@ class Engines:
         method: str = "POST",
         stall_seconds: float | None = None,
         work: Work = NO_WORK,
-    ) -> AsyncIterator[Upstream]:
+    ) -> AbstractAsyncContextManager[Upstream]:
         """An answer below 400, as it comes. Leaving the context before its end ends the request at the engine.
 
         stall_seconds: for how long nothing may come, from the request on; None: no bound.
         Raises EngineUnreachable, EngineFailed or EngineRejected before anything of the answer is given.
         """
-        async with self._request(name, method, path, data, headers, _Limits(None, stall_seconds), work) as response:
-            if response.status >= 400:
-                await self._whole(name, response)
-            content_type = response.headers.get("Content-Type", "application/octet-stream")
-            yield Upstream(name, response.status, content_type, response)
+        return _Streaming(self._request(name, method, path, data, headers, Limits(None, stall_seconds), work))
 
     async def text(self, name: str, path: str) -> str:
         """The text at ``path``, such as ``/metrics``. Raises EngineError."""
-        limits = _Limits(_LOOK_SECONDS, None)
+        limits = Limits(_LOOK_SECONDS, None)
         async with self._request(name, "GET", path, None, {}, limits, NO_WORK) as response:
-            return (await self._whole(name, response)).body.decode("utf-8", "replace")
+            return (await _whole(name, response)).body.decode("utf-8", "replace")
 
     async def look(self, engine: Engine, path: str, *, seconds: float) -> bytes:
         """What is at ``path``, for a health check. Raises EngineError."""
-        async with self._send(engine, "GET", path, None, {}, _Limits(seconds, None)) as response:
-            return (await self._whole(engine.spec.name, response)).body
+        with closing(await self._send(engine, "GET", path, None, {}, Limits(seconds, None))) as response:
+            return (await _whole(engine.spec.name, response)).body
 
     async def status(self, engine: Engine, path: str, data: bytes, *, seconds: float) -> int:
         """The status of the answer to a JSON request. Raises EngineError where there is none."""
         headers = {"Content-Type": "application/json"}
-        async with self._send(engine, "POST", path, data, headers, _Limits(seconds, None)) as response:
+        with closing(await self._send(engine, "POST", path, data, headers, Limits(seconds, None))) as response:
             try:
-                await response.read()
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise EngineFailed(engine.spec.name, type(error).__name__) from error
+                await response.read_all()
+            except AnswerBroken as error:
+                raise EngineFailed(engine.spec.name, str(error)) from error
             return response.status
 
-    @asynccontextmanager
-    async def _request(
+    def _request(
         self,
         name: str,
         method: str,
         path: str,
         data: bytes | None,
         headers: Mapping[str, str],
-        limits: _Limits,
+        limits: Limits,
         work: Work,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> _Request:
         engine = self._engines.get(name)
         if engine is None:
             raise EngineUnreachable(name, "no longer there")
         if work.rank is not None:
             headers = {**headers, ranks.HEADER: str(work.rank)}
-        engine.begins(work)
-        try:
-            async with self._send(engine, method, path, data, headers, limits) as response:
-                yield response
-        except EngineUnreachable:
-            engine.health.refused()
-            raise
-        except EngineDraining:
-            engine.health.drains(self._clock())
-            raise
-        except (EngineFailed, StreamBroken):
-            if work.tells:
-                engine.health.leg_failed(self._clock())
-            raise
-        else:
-            if work.tells:
-                engine.health.leg_succeeded()
-        finally:
-            engine.ends(work)
+        return _Request(engine, work, self._clock, lambda: self._send(engine, method, path, data, headers, limits))
 
-    @asynccontextmanager
     async def _send(
         self,
         engine: Engine,
@@ -285,68 +249,110 @@ class Engines:
         path: str,
         data: bytes | None,
         headers: Mapping[str, str],
-        limits: _Limits,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        limits: Limits,
+    ) -> Response:
+        """An answer that has begun, and is to be closed. Raises EngineUnreachable or EngineFailed."""
         name = engine.spec.name
         try:
-            response = await self._session.request(
-                method,
-                engine.spec.url + path,
-                data=None if data is None else _Body(data),
-                headers=headers,
-                timeout=aiohttp.ClientTimeout(
-                    total=limits.whole, sock_connect=self._connect_seconds, sock_read=limits.stall
-                ),
-                allow_redirects=False,
-                read_bufsize=_READ_BYTES,
-                **self._tls(),
+            return await self._client.request(
+                method, engine.spec.url, path, data, headers, connect_seconds=self._connect_seconds, limits=limits
             )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise EngineUnreachable(name, type(error).__name__) from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineFailed(name, type(error).__name__) from error
+        except NotConnected as error:
+            raise EngineUnreachable(name, str(error)) from error
+        except AnswerBroken as error:
+            raise EngineFailed(name, str(error)) from error
+
+
+class _Request:
+    """A request at an engine for as long as the context lasts, which marks what became of it.
+
+    A class, as is the next: contexts within contexts that are generators cost several times as much.
+    """
+
+    __slots__ = ("_clock", "_response", "_send", "_work", "engine")
+
+    def __init__(
+        self, engine: Engine, work: Work, clock: Callable[[], float], send: Callable[[], Awaitable[Response]]
+    ) -> None:
+        self.engine = engine
+        self._work = work
+        self._clock = clock
+        self._send = send
+
+    async def __aenter__(self) -> Response:
+        self.engine.begins(self._work)
         try:
-            yield response
-        finally:
-            # An answer that was read to its end has given its connection back already; one that was not must not.
-            response.close()
+            self._response = await self._send()
+        except BaseException as error:
+            self._over(error)
+            raise
+        return self._response
 
-    async def _whole(self, name: str, response: aiohttp.ClientResponse) -> Answer:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._response.close()
+        self._over(error)
+
+    def _over(self, error: BaseException | None) -> None:
+        engine = self.engine
+        engine.ends(self._work)
+        match error:
+            case EngineUnreachable():
+                engine.health.refused()
+            case EngineDraining():
+                engine.health.drains(self._clock())
+            case EngineFailed() | StreamBroken():
+                if self._work.tells:
+                    engine.health.leg_failed(self._clock())
+            case None:
+                if self._work.tells:
+                    engine.health.leg_succeeded()
+
+
+class _Streaming:
+    """A request whose answer, below 400, is given as it comes."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: _Request) -> None:
+        self._request = request
+
+    async def __aenter__(self) -> Upstream:
+        request, name = self._request, self._request.engine.spec.name
+        response = await request.__aenter__()
         try:
-            body = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineFailed(name, type(error).__name__) from error
-        content_type = response.headers.get("Content-Type", "application/json")
-        if response.status >= 500:
-            raise EngineFailed(name, f"status {response.status}", status=response.status)
-        if response.status >= 400:
-            raise EngineRejected(name, response.status, body, content_type, response.headers.get("Retry-After"))
-        return Answer(response.status, content_type, body)
+            if response.status >= 400:
+                await _whole(name, response)
+        except BaseException as error:
+            await request.__aexit__(type(error), error, None)
+            raise
+        content_type = response.headers.get("content-type", "application/octet-stream")
+        return Upstream(name, response.status, content_type, response)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self._request.__aexit__(kind, error, trace)
 
 
-class _Body(aiohttp.payload.BytesPayload):
-    """A request body that goes out piece by piece, so that a large one leaves others their turn."""
-
-    def __init__(self, data: bytes) -> None:
-        # BytesPayload's own constructor warns of large bodies, which is what the pieces are for.
-        aiohttp.payload.Payload.__init__(self, data)
-        self._size = len(data)
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        size = len(self._value)
-        end = size if content_length is None else min(content_length, size)
-        for start in range(0, end, _WRITE_BYTES):
-            await writer.write(self._value[start : min(start + _WRITE_BYTES, end)])
+async def _whole(name: str, response: Response) -> Answer:
+    try:
+        body = await response.read_all()
+    except AnswerBroken as error:
+        raise EngineFailed(name, str(error)) from error
+    content_type = response.headers.get("content-type", "application/json")
+    if response.status >= 500:
+        raise EngineFailed(name, f"status {response.status}", status=response.status)
+    if response.status >= 400:
+        raise EngineRejected(name, response.status, body, content_type, response.headers.get("retry-after"))
+    return Answer(response.status, content_type, body)
 
 
-def open_session() -> aiohttp.ClientSession:
-    """The session that ``Engines`` uses: no bound on connections, no decompression, no cookies."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("User-Agent", "Accept-Encoding"),
-        auto_decompress=False,
-    )
+@asynccontextmanager
+async def open_client(trust: Callable[[], Trust] | None = None) -> AsyncIterator[Client]:
+    """The client that ``Engines`` uses."""
+    client = Client(keep_seconds=_KEEPALIVE_SECONDS, trust=trust)
+    try:
+        yield client
+    finally:
+        client.close()
 
 
 def roles(engines: Engines, role: Role) -> list[Engine]:

@@ -6,6 +6,7 @@ A comment goes only between two events of a stream that has begun. Clients of se
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from kvloop_router.relay import Downstream, Source
 
@@ -34,12 +35,39 @@ class _KeptAlive:
     async def read(self) -> bytes:
         """As of ``Source``. Raises ClientGone too."""
         while True:
-            between = self._downstream.started and self._tail.endswith(_ENDS)
             try:
-                async with asyncio.timeout(self._seconds if between else None):
+                async with asyncio.timeout(self._seconds if self._between() else None):
                     data = await self._upstream.read()
             except TimeoutError:
                 await self._downstream.comment(COMMENT)
             else:
                 self._tail = (self._tail + data)[-_LONGEST_END:]
                 return data
+
+    async def pass_on(self, take: Callable[[bytes], bool]) -> None:
+        """As of ``Source``. Raises ClientGone too."""
+        now = asyncio.get_running_loop().time
+        heard = now()
+
+        def noted(data: bytes) -> bool:
+            nonlocal heard
+            if not take(data):
+                return False
+            heard = now()
+            self._tail = (self._tail + data)[-_LONGEST_END:]
+            return True
+
+        while True:
+            try:
+                # One timer for many pieces: it looks when it has run out whether something has come.
+                async with asyncio.timeout_at(heard + self._seconds):
+                    await self._upstream.pass_on(noted)
+            except TimeoutError:
+                if now() >= heard + self._seconds and self._between():
+                    heard = now()
+                    await self._downstream.comment(COMMENT)
+            else:
+                return
+
+    def _between(self) -> bool:
+        return self._downstream.started and self._tail.endswith(_ENDS)

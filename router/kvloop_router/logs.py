@@ -7,6 +7,8 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
+import orjson
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -23,7 +25,11 @@ class JsonFormatter(logging.Formatter):
         line.update((name, value) for name, value in vars(record).items() if name not in _STANDARD)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        try:
+            return orjson.dumps(line, default=str).decode()
+        except orjson.JSONEncodeError:
+            # It refuses what some texts hold: half a surrogate pair.
+            return json.dumps(line, default=str)
 
 
 def configure(level: str) -> None:

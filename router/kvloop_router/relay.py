@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from kvloop_router import splice, sse
+from kvloop_router import chunks, splice, sse
 from kvloop_router.engines import Answer
 from kvloop_router.errors import EngineDraining, EngineFailed, StreamBroken
 
@@ -38,7 +38,11 @@ class Source(Protocol):
         ...
 
     def unread(self) -> bytes:
-        """What has arrived and was not read. Raises StreamBroken where the answer has ended before its end."""
+        """What has arrived and was not read."""
+        ...
+
+    async def pass_on(self, take: Callable[[bytes], bool]) -> None:
+        """Hand all that arrives to ``take``, until it refuses some, which is then to be read, or until the end."""
         ...
 
 
@@ -58,6 +62,10 @@ class Downstream(Protocol):
         """Send bytes of the body. Raises ClientGone."""
         ...
 
+    def write_now(self, data: bytes) -> bool:
+        """Send bytes of the body, unless they would have to wait for the client; gives whether they were sent."""
+        ...
+
     async def comment(self, data: bytes) -> None:
         """Send bytes that are no part of the answer. Raises ClientGone."""
         ...
@@ -74,6 +82,7 @@ class Begun:
         self._downstream = downstream
         self._begun = begun
         self.write = downstream.write
+        self.write_now = downstream.write_now
         self.comment = downstream.comment
         self.end = downstream.end
 
@@ -109,6 +118,11 @@ class Ended:
         self.prompt_token_ids = part.prompt_token_ids or self.prompt_token_ids
         self.token_ids += part.token_ids.get(0, ())
         self.finish_reasons |= part.finish_reasons
+        self.content = self.content or part.has_content
+
+    def add_plain(self, part: chunks.Plain) -> None:
+        """As above, of events that tell little."""
+        self.token_ids += part.token_ids
         self.content = self.content or part.has_content
 
     @property
@@ -152,6 +166,7 @@ async def stream(
     events = sse.Events()
     held: list[bytes] = []
     told = False
+    passing = _Passing(downstream, ended, keep_token_ids=keep_token_ids)
     try:
         while data := await _read(upstream, downstream):
             for event in _events(events, data, upstream.engine):
@@ -164,6 +179,8 @@ async def stream(
                 held.append(event_data)
             if ended.content or ended.finish_reasons or ended.token_ids or ended.error:
                 await _send(downstream, held, upstream, ended, clock)
+            if downstream.started and not events.unfinished:
+                await upstream.pass_on(passing)
     except (ClientGone, asyncio.CancelledError):
         if not told and _told_by_unread(upstream, events, ended):
             await finished(ended)
@@ -176,12 +193,29 @@ async def stream(
     return ended
 
 
+class _Passing:
+    """Sends on what arrives in the call in which it arrives, as long as it tells nothing but text, and nobody waits."""
+
+    def __init__(self, downstream: Downstream, ended: Ended, *, keep_token_ids: bool) -> None:
+        self._write_now = downstream.write_now
+        self._ended = ended
+        self._keep_token_ids = keep_token_ids
+
+    def __call__(self, data: bytes) -> bool:
+        found = chunks.plain(data, keep_token_ids=self._keep_token_ids)
+        if found is None or not self._write_now(found.data):
+            return False
+        self._ended.add_plain(found)
+        return True
+
+
 async def copy(upstream: Source, downstream: Downstream) -> None:
     """Copy an answer to its end, as it is. Raises EngineFailed before the first byte, StreamBroken after it."""
     while data := await _read(upstream, downstream):
         if not downstream.started:
             await downstream.start(upstream.status, upstream.content_type)
         await downstream.write(data)
+        await upstream.pass_on(downstream.write_now)
     if not downstream.started:
         await downstream.start(upstream.status, upstream.content_type)
     await downstream.end()
@@ -217,6 +251,9 @@ def _take(event: bytes, ended: Ended, engine: str, *, keep_token_ids: bool) -> b
     if event.startswith(_DONE):
         ended.done = True
         return event
+    if (found := chunks.plain(event, keep_token_ids=keep_token_ids)) is not None:
+        ended.add_plain(found)
+        return found.data
     try:
         part = splice.strip(event, keep_token_ids=keep_token_ids)
     except splice.UnreadableAnswer as error:

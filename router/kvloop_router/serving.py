@@ -28,7 +28,7 @@ from kvloop_router.choosing import paths
 from kvloop_router.config import Config, read_digest_key, read_token
 from kvloop_router.discovery import watch
 from kvloop_router.engine_spec import EngineSpec
-from kvloop_router.engines import Engines, open_session
+from kvloop_router.engines import Engines, open_client
 from kvloop_router.errors import InvalidConfig
 from kvloop_router.health import Rules
 from kvloop_router.kept import HandleStore, Why
@@ -107,15 +107,13 @@ async def serving(
             open_store(config, background=background, metrics=metrics, clock=clock, random=random)
         )
         log = TurnLog(clock=clock, wall_clock=time.time, tracing=_tracing(config, metrics, random, stack))
-        session = await stack.enter_async_context(open_session())
         engines = Engines(
-            session,
+            await stack.enter_async_context(open_client(calling.trust if calling is not None else None)),
             connect_seconds=config.timeouts.connect_seconds,
             rules=_rules(config),
             default_model=config.model.served_name,
             most_turns=config.limits.turns_per_engine,
             clock=clock,
-            tls=calling.arguments if calling is not None else dict,
         )
         probe = TemplateProbe(engines, config.model.served_name)
         calls = LeaseCalls(engines)

@@ -28,7 +28,8 @@ _ESCAPED_ASCII = re.compile(rb"\\u00([0-7][0-9a-fA-F])")
 _JSON_SPACE = b" \t\n\r"
 _SPACE = re.compile(r"[ \t\n\r]*")
 _COMPACT_TOKEN_IDS = re.compile(rb',"token_ids":(?:\[[0-9,]*\]|null)')
-_COMPACT_NO_HANDLE = b',"kv_transfer_params":null'
+_COMPACT_PROMPT_TOKEN_IDS = re.compile(rb',"prompt_token_ids":(?:\[[0-9,]*\]|null)')
+_BEFORE_HANDLE = b',"kv_transfer_params":'
 _decode_value = json.JSONDecoder().raw_decode
 
 Span = tuple[int, int]
@@ -168,20 +169,27 @@ def _chunks_cuts(text: bytes, answer: dict[str, Any]) -> Sequence[Span]:
     if _ESCAPE in text:
         return ()
     spans = []
-    if b"token_ids" in text:
-        found = _COMPACT_TOKEN_IDS.search(text)
-        if (
-            not found
-            or text.count(b"token_ids") != 1
-            or not any(_TOKEN_IDS in choice for _, choice in _choices(answer))
-        ):
-            return ()
-        spans.append(found.span())
+    of_prompt = text.count(b"prompt_token_ids")
+    of_answer = text.count(b"token_ids") - of_prompt
+    choices = [answer, *(choice for _, choice in _choices(answer))]
+    for name, compact, count, places in (
+        (_PROMPT_TOKEN_IDS, _COMPACT_PROMPT_TOKEN_IDS, of_prompt, choices),
+        (_TOKEN_IDS, _COMPACT_TOKEN_IDS, of_answer, choices[1:]),
+    ):
+        if count:
+            found = compact.search(text)
+            if not found or count != 1 or not any(name in place for place in places):
+                return ()
+            spans.append(found.span())
     if b"kv_transfer_params" in text:
-        start = text.find(_COMPACT_NO_HANDLE)
+        start = text.find(_BEFORE_HANDLE)
         if start < 0 or text.count(b"kv_transfer_params") != 1 or _HANDLE not in answer:
             return ()
-        spans.append((start, start + len(_COMPACT_NO_HANDLE)))
+        # What is read back to the same bytes ends where they end.
+        value, at = orjson.dumps(answer[_HANDLE]), start + len(_BEFORE_HANDLE)
+        if not text.startswith(value, at) or text[at + len(value)] not in b",}":
+            return ()
+        spans.append((start, at + len(value)))
     return sorted(spans)
 
 

@@ -39,6 +39,11 @@ class Events:
         """The bytes of an event that has not ended yet."""
         return bytes(self._pending)
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether there are such bytes."""
+        return bool(self._pending)
+
     def feed(self, data: bytes) -> list[bytes]:
         """The events that end in ``data``. Raises EventTooLarge, after which the stream must be given up."""
         self._pending += data

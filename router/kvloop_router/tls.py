@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from kvloop_router.config import EngineTLS, ListenTLS
 from kvloop_router.errors import InvalidConfig
+from kvloop_router.http_client import Trust
 
 
 class Serving:
@@ -47,11 +47,11 @@ class Calling:
             raise InvalidConfig(f"engineTls.caFile: {settings.ca_file}: {_why(error)}") from error
         if settings.certificate_file is not None and settings.key_file is not None:
             _load_chain(context, "engineTls", Path(settings.certificate_file), Path(settings.key_file))
-        self._context = context
+        self._trust = Trust(context, settings.server_name)
 
-    def arguments(self) -> Mapping[str, Any]:
-        """For a request by aiohttp."""
-        return {"ssl": self._context, "server_hostname": self._settings.server_name}
+    def trust(self) -> Trust:
+        """For a connection."""
+        return self._trust
 
 
 def _context(protocol: int) -> ssl.SSLContext:

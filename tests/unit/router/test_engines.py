@@ -9,7 +9,7 @@ import pytest
 
 from kvloop_connector.settings import Role
 from kvloop_router.engine_spec import EngineSpec
-from kvloop_router.engines import Engines, open_session
+from kvloop_router.engines import Engines, open_client
 
 NAMED = EngineSpec(
     name="decode-0", role=Role.DECODE, url="http://127.0.0.1:1", pod_uid="u", process="u/1", kv_revision="a"
@@ -19,8 +19,8 @@ CHECKED = replace(NAMED, checked=True)
 
 @pytest.fixture
 async def engines() -> AsyncIterator[Engines]:
-    async with open_session() as session:
-        yield Engines(session, connect_seconds=1.0)
+    async with open_client() as client:
+        yield Engines(client, connect_seconds=1.0)
 
 
 def serving(engines: Engines) -> list[bool]:

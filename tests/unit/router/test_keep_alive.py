@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,14 +20,24 @@ class Scripted:
         self.content_type = content_type
         self._script: Iterator[bytes | None] = iter(script)
         self._commented = commented
+        self._refused = b""
 
     async def read(self) -> bytes:
+        if self._refused:
+            refused, self._refused = self._refused, b""
+            return refused
         for data in self._script:
             if data is not None:
                 return data
             self._commented.clear()
             await self._commented.wait()
         return b""
+
+    async def pass_on(self, take: Callable[[bytes], bool]) -> None:
+        while data := await self.read():
+            if not take(data):
+                self._refused = data
+                return
 
     def unread(self) -> bytes:
         return b""
@@ -47,6 +57,12 @@ class Recording:
     async def write(self, data: bytes) -> None:
         self.started = True
         self.sent += data
+
+    def write_now(self, data: bytes) -> bool:
+        if b"no" in data:
+            return False
+        self.sent += data
+        return True
 
     async def comment(self, data: bytes) -> None:
         assert self.started
@@ -94,3 +110,15 @@ async def test_elsewhere_there_is_none(script: list[bytes | None], seconds: floa
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await copied(script, seconds=seconds, content_type=content_type)
+
+
+async def test_pieces_that_are_passed_on_are_heard_too() -> None:
+    first, half, rest, refused = b"data: 1\n\n", b"data: ", b"2\n\n", b"data: no\n\n"
+    downstream = Recording()
+    script = [first, None, first, None, None, half, rest, refused, None]
+    source = kept_alive(Scripted(script, downstream.commented, "text/event-stream"), downstream, 0.001)
+    while data := await source.read():
+        await downstream.write(data)
+        await source.pass_on(downstream.write_now)
+    passed = first + COMMENT + first + COMMENT * 2 + half + rest + refused + COMMENT
+    assert downstream.sent == passed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,6 +36,10 @@ class Reads:
     async def read(self) -> bytes:
         return self._reads.pop(0)
 
+    async def pass_on(self, take: Callable[[bytes], bool]) -> None:
+        while self._reads[0] and take(self._reads[0]):
+            self._reads.pop(0)
+
     def unread(self) -> bytes:
         unread, self._reads = b"".join(self._reads), [b""]
         return unread
@@ -56,6 +61,11 @@ class Client:
     async def write(self, data: bytes) -> None:
         self.writes.append(data)
         self._clock.now += self._seconds
+
+    def write_now(self, data: bytes) -> bool:
+        if not self._seconds:
+            self.writes.append(data)
+        return not self._seconds
 
     async def comment(self, data: bytes) -> None:
         self.writes.append(data)
