@@ -121,6 +121,11 @@ class Query:
     trail: Trail
 
 
+def same_name(left: str | None, right: str | None) -> bool | None:
+    """Whether two conversation ids are one; None where one of them is not known."""
+    return None if left is None or right is None else left == right
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """A handle that may be of use. ``certain``: it is this conversation's by its id, or by all of its history."""

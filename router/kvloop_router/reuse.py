@@ -13,10 +13,10 @@ from typing import Any
 from kvloop_connector.digest import Retained, retain, reusable_tokens
 from kvloop_connector.errors import InvalidHandle
 from kvloop_connector.handle import KVHandle
-from kvloop_router import leases, legs
+from kvloop_router import history, leases, legs
 from kvloop_router.config import Config
 from kvloop_router.engines import Engine, Engines
-from kvloop_router.kept import Absence, Found, HandleStore, Kept, Match, Query, Why, packed
+from kvloop_router.kept import Absence, Found, HandleStore, Kept, Match, Query, Why, packed, same_name
 from kvloop_router.leases import Pace
 from kvloop_router.relay import Ended
 from kvloop_router.release import Releases
@@ -25,6 +25,8 @@ from kvloop_router.scope import Scope
 from kvloop_router.turn_log import TurnReport
 
 # Each data-parallel rank of one process has an engine id of its own.
+_GAIN = 2
+"""How many times as much as the other conversation loses a handle has to give."""
 _RANK = re.compile(r"_dp\d+$")
 
 
@@ -88,7 +90,7 @@ class Reuse:
         """
         found = await self._store.find(query)
         if self._config.kv_transfer.verified_by_engine and self._config.reuse:
-            return _unproven(found)
+            return _unproven(found, query)
         if token_ids is None or not self._config.reuse:
             await self._give_up(found.matches)
             if not self._config.reuse:
@@ -98,7 +100,7 @@ class Reuse:
             return Options((), found.absence)
         proven = [Option(match.kept, self._proven(match.kept, scope, token_ids)) for match in found.matches]
         threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
-        usable = [option for option in proven if option.tokens >= threshold]
+        usable = [option for option in proven if option.tokens >= threshold and _worth_it(option, query)]
         if usable:
             return Options(tuple(sorted(usable, key=lambda option: option.tokens, reverse=True)), "")
         await self._give_up(found.matches)
@@ -298,15 +300,31 @@ def report_reuse(report: TurnReport, option: Option, params: Mapping[str, Any] |
     return told
 
 
-def _unproven(found: Found) -> Options:
-    """The handles whose history fits, for the prefill engine to judge. One that only begins alike may be another
-    conversation's: it is tried where there is no other."""
-    certain = [match for match in found.matches if match.certain]
+def _unproven(found: Found, query: Query) -> Options:
+    """The handles whose history fits, that of which most was said before first, for the prefill engine to judge. One
+    that only begins alike may be another conversation's: it is tried where there is no other."""
+    common = {match.kept.ident: history.common_messages(match.kept.trail, query.trail) for match in found.matches}
+    # What another one's handle gives, and what its conversation loses with it, nobody knows here: an answer has to be
+    # common to both.
+    matches = [match for match in found.matches if match.kept.trail.answered or _ours(match.kept, query)]
+    matches.sort(key=lambda match: common[match.kept.ident], reverse=True)
+    fitting = [match for match in matches if match.certain or common[match.kept.ident] == len(match.kept.trail)]
     options = [
         Option(match.kept, int(match.kept.params["remote_num_tokens"]), proven=False)
-        for match in certain or found.matches[:1]
+        for match in fitting or matches[:1]
     ]
     return Options(tuple(options), "" if options else found.absence)
+
+
+def _ours(kept: Kept, query: Query) -> bool:
+    return not history.apart(kept.trail, query.trail, named=same_name(kept.conversation, query.conversation))
+
+
+def _worth_it(option: Option, query: Query) -> bool:
+    """Whether a handle that may be another conversation's gives this one so much that the other's loss is small."""
+    if _ours(option.kept, query):
+        return True
+    return option.tokens >= _GAIN * (int(option.kept.params["remote_num_tokens"]) - option.tokens)
 
 
 def _size(handle: KVHandle) -> int:

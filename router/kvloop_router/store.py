@@ -13,12 +13,18 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from kvloop_connector.lifecycle import Effect, Event, Lease, State, transition
-from kvloop_router.history import goes_on, same_conversation
-from kvloop_router.kept import Absence, Found, GivenUp, Kept, Match, Query, Why
+from kvloop_router.history import Kinship, kinship, outgrown
+from kvloop_router.kept import Absence, Found, GivenUp, Kept, Match, Query, Why, same_name
 from kvloop_router.leases import surplus
 
 SHORTLIST = 4
 """How many handles a search gives at most; each costs a proof."""
+
+THREADS = 4
+"""How many handles are kept under one conversation id: of threads that share it, and of what was edited or forked."""
+
+_OTHERS = 2
+"""How many of those that a search gives may come from under other conversation ids."""
 
 
 _AFTER: Mapping[State, Absence] = {
@@ -72,13 +78,17 @@ class MemoryStore:
     async def find(self, query: Query) -> Found:
         self._expire()
         matches: dict[str, Match] = {}
-        taken = False
+        taken, others = False, 0
         for entry, certain in self._candidates(query):
             kept = entry.kept
             if len(matches) == SHORTLIST:
                 break
-            if kept.ident in matches or not _may_share(kept, query):
+            named = same_name(kept.conversation, query.conversation)
+            kin = kinship(kept.trail, query.trail, named=named)
+            if kept.ident in matches or kin is Kinship.NONE or (named is False and others == _OTHERS):
                 continue
+            others += named is False
+            certain = certain and kin is Kinship.SAME
             if entry.lease.state is State.ISSUED:
                 matches[kept.ident] = Match(kept, certain)
             else:
@@ -161,11 +171,11 @@ class MemoryStore:
         return self._oldest(self._entries, len(self._entries))
 
     def _candidates(self, query: Query) -> Iterator[tuple[_Entry, bool]]:
-        """Entries by conversation id, then by the longest whole history, then by a common start; newest first."""
-        if query.conversation is not None:
-            yield from self._under(_named(query.tenant_scope, query.conversation), certain=True)
+        """Entries by the longest whole history, then by conversation id, then by a common start; newest first."""
         for messages in range(len(query.trail), 0, -1):
             yield from self._under(query.trail.prefix(messages), certain=True, whole=messages)
+        if query.conversation is not None:
+            yield from self._under(_named(query.tenant_scope, query.conversation), certain=True)
         yield from self._under(query.trail.start, certain=False)
 
     def _under(self, key: bytes, *, certain: bool, whole: int | None = None) -> Iterator[tuple[_Entry, bool]]:
@@ -203,14 +213,15 @@ class MemoryStore:
 
     def _supersede(self, kept: Kept) -> tuple[Kept, ...]:
         """Give up the older handles of a conversation that a newer one holds all of."""
-        named = self._index.get(_named(kept.tenant_scope, kept.conversation), ()) if kept.conversation else ()
-        outgrown = [
+        older = [
             entry.kept.ident
-            for messages in range(1, len(kept.trail))
+            for messages in range(1, len(kept.trail) + 1)
             for entry, _ in self._under(kept.trail.prefix(messages), certain=True, whole=messages)
-            if entry.kept.conversation in (None, kept.conversation) and goes_on(entry.kept.trail, kept.trail)
+            if outgrown(entry.kept.trail, kept.trail, named=same_name(entry.kept.conversation, kept.conversation))
         ]
-        return self._revoke(dict.fromkeys((*named, *outgrown)))
+        threads = self._index.get(_named(kept.tenant_scope, kept.conversation), ()) if kept.conversation else ()
+        others = [ident for ident in threads if ident not in older]
+        return self._revoke(dict.fromkeys((*older, *others[: max(0, len(others) + 1 - THREADS)])))
 
     def _expire(self) -> None:
         now = self._clock()
@@ -269,10 +280,3 @@ def _of_process(process: str) -> bytes:
 
 def _named(tenant_scope: bytes, conversation: str | None) -> bytes:
     return b"" if conversation is None else tenant_scope + b"/" + conversation.encode("utf-8", "surrogatepass")
-
-
-def _may_share(kept: Kept, query: Query) -> bool:
-    """Two ids that differ are two conversations; without ids, more than a system prompt must be equal."""
-    if kept.conversation is not None and query.conversation is not None:
-        return kept.conversation == query.conversation
-    return same_conversation(kept.trail, query.trail)

@@ -24,6 +24,7 @@ from tests.integration.scripted_engine import (
     stream_events,
 )
 
+OTHER = "another question, that has nothing in common with that one"
 LONG = "a question that is long enough to be worth a pull"
 
 
@@ -283,10 +284,10 @@ async def test_a_session_header_selects_a_handle_where_it_is_configured(
     async with scripted(tmp_path, prefill, decode, sessionHeaders=["X-Session-ID"]) as router:
         headers = {"X-Session-ID": "s"}
         await router.chat(LONG, headers=headers)
-        other = await router.chat(LONG, ANSWER, "more", headers={"X-Session-ID": "t"})
-        same = await router.chat(LONG, ANSWER, "more", headers=headers)
+        other = await router.chat(OTHER, headers={"X-Session-ID": "t"})
+        same = await router.chat(LONG, "compacted", "more", headers=headers)
 
-    assert (other.path, same.path) == ("cold", "warm")
+    assert (other.path, other.reason, same.path) == ("cold", "miss", "warm")
 
 
 async def test_an_ended_conversation_is_released(router: RouterUnderTest, prefill: ScriptedEngine) -> None:

@@ -14,7 +14,7 @@ from kvloop_router.history import trail
 from kvloop_router.kept import Absence, GivenUp, Kept, Why
 from kvloop_router.leases import Held, Pace
 from kvloop_router.request import Api, Request
-from kvloop_router.store import SHORTLIST, MemoryStore
+from kvloop_router.store import SHORTLIST, THREADS, MemoryStore
 from tests.unit.router.kept_handles import KEY, Clock, kept, next_turn, query
 
 
@@ -128,11 +128,36 @@ async def test_a_conversation_id_selects_whatever_the_history_is(store: MemorySt
     assert await names(store, "quite", "another", "history", conversation="c") == ["mine"]
 
 
-async def test_two_ids_are_two_conversations_whatever_their_histories(store: MemoryStore) -> None:
+async def test_a_history_is_known_under_a_wrong_id_but_not_for_certain(store: MemoryStore) -> None:
     await store.put(kept("one", "a", conversation="c"))
 
-    assert await absence(store, "a", conversation="d") is Absence.MISS
-    assert await names(store, "a") == ["one"]
+    found = await store.find(next_turn("a", conversation="d"))
+
+    assert [(match.kept.params["remote_request_id"], match.certain) for match in found.matches] == [("one", False)]
+    assert await names(store, "other", conversation="d") == []
+
+
+async def test_a_history_goes_before_an_id(store: MemoryStore) -> None:
+    await store.put(kept("named", "b", conversation="d"))
+    await store.put(kept("one", "a", conversation="c"))
+
+    assert await names(store, "a", conversation="d") == ["one", "named"]
+
+
+async def test_threads_that_share_an_id_keep_their_handles_but_not_any_number(store: MemoryStore) -> None:
+    threads = [kept(f"of-{number}", f"question {number}", conversation="c") for number in range(THREADS + 1)]
+
+    given_up = [await store.put(each) for each in threads]
+
+    assert given_up == [*([()] * THREADS), (GivenUp(threads[0], Why.SUPERSEDED),)]
+
+
+async def test_conversations_with_other_ids_do_not_fill_a_search(store: MemoryStore) -> None:
+    await store.put(kept("mine", "b", conversation="mine"))
+    for number in range(SHORTLIST):
+        await store.put(kept(f"of-{number}", "a", conversation=f"c-{number}"))
+
+    assert await names(store, "a", conversation="mine") == ["of-3", "of-2", "mine"]
 
 
 async def test_a_new_handle_of_a_conversation_id_supersedes_the_old_one(store: MemoryStore) -> None:
