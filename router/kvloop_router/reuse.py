@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvloop_connector.digest import Retained, retain, reusable_tokens
+from kvloop_connector.digest import DigestKey, Retained, block_digests, retain, reusable_tokens
 from kvloop_connector.errors import InvalidHandle
 from kvloop_connector.handle import KVHandle
 from kvloop_router import history, leases, legs
@@ -60,6 +60,28 @@ class Options:
     reason: str
 
 
+class _Proof:
+    """A new prompt, digested once for all handles that it is compared with."""
+
+    def __init__(self, scope: Scope, token_ids: Sequence[int]) -> None:
+        self.token_ids = token_ids
+        self._scope = scope
+        self._digests: dict[tuple[str, int], bytes] = {}
+
+    def key(self, kept: Kept) -> DigestKey:
+        """The key that its digests are made with."""
+        return self._scope.token_key(kept.kv_revision)
+
+    def digests(self, kept: Kept) -> bytes | None:
+        """The prompt's digests, to be compared with its; None where it is used whole or not at all."""
+        if len(kept.blocks) != 1:
+            return None
+        how = kept.kv_revision, kept.block_size
+        if how not in self._digests:
+            self._digests[how] = block_digests(self.key(kept), self.token_ids, kept.block_size)
+        return self._digests[how]
+
+
 class Reuse:
     """The store, the proof, and the release of what is not used."""
 
@@ -98,7 +120,8 @@ class Reuse:
             return Options((), why_unprovable or ("template" if found.matches else found.absence))
         if not found.matches:
             return Options((), found.absence)
-        proven = [Option(match.kept, self._proven(match.kept, scope, token_ids)) for match in found.matches]
+        proof = _Proof(scope, token_ids)
+        proven = [Option(match.kept, self._proven(match.kept, proof)) for match in found.matches]
         threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
         usable = [option for option in proven if option.tokens >= threshold and _worth_it(option, query)]
         if usable:
@@ -142,17 +165,18 @@ class Reuse:
         if await self._store.withdraw(option.kept.ident):
             self._releases.add(option.kept, Why.NO_PAIR)
 
-    def _proven(self, kept: Kept, scope: Scope, token_ids: Sequence[int]) -> int:
+    def _proven(self, kept: Kept, proof: _Proof) -> int:
         groups = [sum(count for _, count in runs) for runs in kept.blocks]
         if len(groups) > 1 and not self._config.engine.multi_group_reuse:
             return 0
         return reusable_tokens(
             kept.retained,
-            token_ids,
-            key=scope.token_key(kept.kv_revision),
+            proof.token_ids,
+            key=proof.key(kept),
             block_size=kept.block_size,
             remote_num_tokens=int(kept.params["remote_num_tokens"]),
             blocks_per_group=groups,
+            prompt_digests=proof.digests(kept),
         )
 
     async def _give_up(self, matches: Sequence[Match]) -> None:
