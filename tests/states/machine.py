@@ -44,7 +44,7 @@ EVENTS: Final = (
     *(24 * (Event.NONE,)),
     *(3 * (Event.WAIT,)),
     Event.EXPIRE,
-    Event.RESTART,
+    *(2 * (Event.RESTART,)),
     *(2 * (Event.DRAIN,)),
     Event.END,
 )
@@ -165,7 +165,7 @@ class RouterStates(RuleBasedStateMachine):
                     await self._end(chance)
 
     async def _restart(self, chance: Random) -> None:
-        engine, told = chance.choice(self._house.engines), chance.random() < 0.5
+        engine, told = chance.choice((*self._house.engines, *self._house.decode)), chance.random() < 0.4
         self._forget(lambda turn: turn.process.startswith(engine.pod_uid))
         gone = engine.engine_id
         await self._house.restart(engine, told=told)
