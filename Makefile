@@ -47,7 +47,7 @@ demo-vllm: install engine-environment ## The same on real vLLM engines on this m
 	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(BIN)/kvloop demo --engine vllm --json demo.json --png demo.png
 
 .PHONY: test
-test: install ## Lint, types, import contracts and every test, on simulated and real engines and on a real Kubernetes
+test: install store-server ## Lint, types, import contracts and every test, on simulated and real engines and on a real Kubernetes
 	@$(MAKE) -j 3 --output-sync=line engine-environment cluster-parts-if-possible checks
 	@$(MAKE) test-engine
 	@$(MAKE) test-cluster
@@ -63,8 +63,13 @@ checks: install
 test-fast: install ## Unit and protocol tests: no process is started
 	$(PYTEST) -n 2 --dist worksteal tests/unit tests/protocol
 
+# The distribution's own; elsewhere than on Debian with root, what needs it skips with the reason unless it is there.
+.PHONY: store-server
+store-server: install
+	@$(BIN)/python -m tests.harness.store_server || [ "$${CI:-}" != true ]
+
 .PHONY: test-integration
-test-integration: install ## Router, local node and simulated engines as processes
+test-integration: install store-server ## Router, local node and simulated engines as processes
 	$(PYTEST) tests/integration tests/contract -m "not engine"
 
 # The demonstration first, while no other engines run.
@@ -157,9 +162,17 @@ generate: install helm ## Write the generated files: the CRD, the charts' copies
 bench-proof: install ## Time the proof of reuse on both sides and the splicing of chunks: bench/results/proof.json
 	$(BIN)/python -m bench.proof
 
+.PHONY: bench-handles
+bench-handles: install store-server ## Measure what kept handles take, memory and time: bench/results/handles.json
+	$(BIN)/python -m bench.handles
+
 .PHONY: bench-operator
 bench-operator: install cluster-parts ## Time the operator with 100 and 1,000 resources: bench/results/operator.json
 	$(BIN)/python -m bench.operator
+
+.PHONY: bench-paths
+bench-paths: install ## Compare the router's choice of paths with fixed ones, in simulation: bench/results/paths.json
+	$(BIN)/python -m bench.paths
 
 TURNS ?= 1000
 
@@ -177,6 +190,12 @@ MINUTES ?= 60
 bench-soak: install ## Mixed load for MINUTES; is memory, are descriptors and tasks kept: bench/results/soak.json and .png
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
 
+SCRIPT ?= benchmark_serving_multi_turn.py
+SCRIPT_PYTHON ?= $(BIN)/python
+.PHONY: bench-multi-turn
+bench-multi-turn: install ## Run vLLM's own multi-turn benchmark at SCRIPT, by the interpreter SCRIPT_PYTHON, through the router
+	$(BIN)/python -m bench.multi_turn --script "$(SCRIPT)" --python "$(SCRIPT_PYTHON)"
+
 .PHONY: requirements
 requirements: $(UV) ## Pin the requirement files anew
 	cd requirements && for set in uv product development; do \
@@ -186,7 +205,8 @@ requirements: $(UV) ## Pin the requirement files anew
 	  --no-emit-index-url --no-header --no-deps cluster.in -o cluster.txt
 	cd requirements && for extra in router operator sim; do \
 	  $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-	    --no-annotate --extra $$extra -c product.txt ../pyproject.toml -o $$extra.txt; done
+	    --no-annotate --extra $$extra $$([ $$extra = router ] && echo --extra tracing) -c product.txt ../pyproject.toml \
+	    -o $$extra.txt; done
 	cd requirements && $(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --generate-hashes --no-emit-index-url --no-header --override engine-overrides.txt engine.in -o engine.txt
 	cd requirements && $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \

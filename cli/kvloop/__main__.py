@@ -6,13 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from kvloop.commands import crd, demo, render, up, validate
+from kvloop.commands import crd, demo, explain, render, top, up, validate
 
 COMMANDS = (
     render,
     validate,
     up,
     demo,
+    explain,
+    top,
     crd,
 )
 

@@ -113,17 +113,31 @@ class KVHandle:
 
 
 def to_ranges(block_ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Block ids, in order, as runs of ``(first id, count)``; allocation is mostly contiguous."""
+    """Block ids, in order, as runs of ``(first id, count)``; a count below zero is that of a run that goes down.
+
+    Allocation is mostly contiguous, upwards at first: engines free a request's blocks from its end on, so that later
+    ones get them in the opposite order.
+    """
     runs: list[tuple[int, int]] = []
+    first = count = step = 0
     for block in block_ids:
-        if runs and sum(runs[-1]) == block:
-            first, count = runs[-1]
-            runs[-1] = (first, count + 1)
+        if count and block == first + count * step and step:
+            count += 1
+        elif count == 1 and abs(block - first) == 1:
+            count, step = 2, block - first
         else:
-            runs.append((block, 1))
+            if count:
+                runs.append((first, count * (step or 1)))
+            first, count, step = block, 1, 0
+    if count:
+        runs.append((first, count * (step or 1)))
     return tuple(runs)
 
 
 def from_ranges(runs: Iterable[tuple[int, int]]) -> list[int]:
     """The block ids that ``to_ranges`` was given."""
-    return [block for first, count in runs for block in range(first, first + count)]
+    return [
+        block
+        for first, count in runs
+        for block in (range(first, first + count) if count > 0 else range(first, first + count, -1))
+    ]

@@ -15,7 +15,7 @@ decide when blocks are freed. ``tests/protocol`` explores it exhaustively.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -109,15 +109,15 @@ def transition(lease: Lease, event: Event, now: float, *, grant: int | None = No
         case Event.EXPIRE, _:
             return Outcome(lease, Effect.NONE)
         case Event.TAKE, State.ISSUED if now + lease.margin < lease.deadline:
-            return Outcome(replace(lease, state=State.TAKEN, grants=lease.grants + 1), Effect.GRANT)
+            return Outcome(Lease(lease.deadline, State.TAKEN, lease.margin, lease.grants + 1), Effect.GRANT)
         case Event.READ, State.TAKEN:
             return _ended(lease, State.SPENT)
         case Event.PUT_BACK, State.TAKEN:
-            return Outcome(replace(lease, state=State.ISSUED), Effect.NONE)
+            return Outcome(Lease(lease.deadline, State.ISSUED, lease.margin, lease.grants), Effect.NONE)
         case Event.RELEASE, State.ISSUED:
             return _ended(lease, State.RELEASED)
     return Outcome(lease, Effect.REFUSE)
 
 
 def _ended(lease: Lease, state: State) -> Outcome:
-    return Outcome(replace(lease, state=state), Effect.FREE)
+    return Outcome(Lease(lease.deadline, state, lease.margin, lease.grants), Effect.FREE)

@@ -29,6 +29,7 @@ from kvloop_operator.facts import (
 from kvloop_operator.manifests import connector, engine, router
 from kvloop_operator.manifests.common import Context, plain
 from kvloop_operator.manifests.overlay import own_paths
+from kvloop_operator.serving import has_own_store
 from kvloop_operator.transfer_checks import (
     connector_starts,
     handshake_is_checked,
@@ -311,13 +312,17 @@ def overlays_leave_kvloops_own(resource: DisaggregatedInference, facts: Facts) -
             yield Fault(where, value_at(document, path), "kvloop sets this itself", remedy)
 
 
+def routers_can_share_handles(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
+    """Several routers need a server for their handles, which is made in a cluster only."""
+    router = resource.spec.router
+    if has_own_store(resource.spec) and facts.discovery == "file":
+        fault = "several routers need a server for their handles, and without a cluster none is made"
+        yield Fault("spec.router.replicas", shown(router.replicas), fault, "set router.handleStore.url, or 1 replica")
+
+
 def everything_asked_for_is_there(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
     """Fields of the API that this version does not act on: better refused than ignored."""
-    spec = resource.spec
     asked: list[tuple[str, Any]] = [
-        ("security.tls", spec.security.tls),
-        ("router.handleStore.url", spec.router.handle_store.url),
-        ("router.replicas", spec.router.replicas if spec.router.replicas > 1 else None),
         *((f"{role}.autoscaling", each.autoscaling) for role, each in _roles(resource)),
     ]
     for field, value in asked:
@@ -346,6 +351,7 @@ CHECKS: tuple[Check, ...] = (
     device_resources_are_kvloops,
     volume_mounts_fit,
     overlays_leave_kvloops_own,
+    routers_can_share_handles,
     everything_asked_for_is_there,
 )
 

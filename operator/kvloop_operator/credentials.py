@@ -20,6 +20,7 @@ def material_of(secret: Object | None) -> SecretMaterial:
         admin_token=_text(data.get(names.ADMIN_TOKEN_KEY)) or secrets.token_hex(_BYTES),
         digest_key=_text(data.get(names.DIGEST_KEY_KEY)) or secrets.token_hex(_BYTES),
         seal_key=_text(data.get(names.SEAL_KEY_KEY)) or secrets.token_hex(_BYTES),
+        store_password=_text(data.get(names.STORE_PASSWORD_KEY)) or secrets.token_hex(_BYTES),
     )
 
 

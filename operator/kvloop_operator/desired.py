@@ -11,7 +11,7 @@ from kvloop_connector.settings import Role
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import DisaggregatedInference, EFAMode
 from kvloop_operator.facts import POD_MONITOR_API, Facts
-from kvloop_operator.manifests import engine, policies, router
+from kvloop_operator.manifests import engine, handle_store, policies, router
 from kvloop_operator.manifests.common import Context, Manifest
 from kvloop_operator.revision import kv_revision
 
@@ -35,11 +35,14 @@ def _children(context: Context) -> Iterator[Manifest | None]:
     if context.spec.network.policy.enabled:
         yield from (policies.engine_network_policy(context, role) for role in Role)
         yield policies.router_network_policy(context)
+        yield policies.store_network_policy(context)
     for role in Role:
         if context.facts.role(role).efa is EFAMode.DRA:
             yield engine.efa_claim_template(context, role)
     yield from (engine.service(context, role) for role in Role)
     yield router.service(context)
+    yield handle_store.service(context)
+    yield handle_store.deployment(context)
     yield from (engine.statefulset(context, role) for role in Role)
     yield router.deployment(context)
     for role in Role:

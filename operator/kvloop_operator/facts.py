@@ -39,11 +39,13 @@ class SecretMaterial:
     admin_token: bearer token of the router's admin port.
     digest_key: key of the router's token digests, as hexadecimal text; the same for all replicas.
     seal_key: what engines with KvloopConnector seal their handles with; 16 to 64 characters.
+    store_password: of the server in which routers share handles, where it is made beside them.
     """
 
     admin_token: str = field(repr=False)
     digest_key: str = field(repr=False)
     seal_key: str = field(repr=False)
+    store_password: str = field(repr=False, default="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

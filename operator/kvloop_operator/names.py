@@ -20,6 +20,7 @@ MAXIMUM_NAME_LENGTH = 40
 """A StatefulSet's revision label, ``<name>-prefill-<10 hex>``, and its pods' host names have to stay below 64."""
 
 ROUTER = "router"
+STORE = "store"
 ENGINE_CONTAINER = "engine"
 ROUTER_CONTAINER = "router"
 CONNECTOR_CONTAINER = "kvloop-connector"
@@ -40,6 +41,7 @@ ENGINE_PORT = 8000
 SIDE_CHANNEL_PORT = 5600
 ROUTER_PORT = 8000
 ADMIN_PORT = 8081
+STORE_PORT = 6379
 
 ROUTER_CONFIG_DIRECTORY = "/etc/kvloop"
 ROUTER_CONFIG_KEY = "router.yaml"
@@ -47,9 +49,16 @@ SECRET_DIRECTORY = "/etc/kvloop/secret"  # noqa: S105 (a path)
 ADMIN_TOKEN_KEY = "admin-token"  # noqa: S105 (the name of a key)
 DIGEST_KEY_KEY = "digest-key"
 SEAL_KEY_KEY = "seal-key"
+STORE_PASSWORD_KEY = "store-password"  # noqa: S105 (the name of a key)
+STORE_SETTINGS_KEY = "store.conf"
+STORE_CA_KEY = "store-ca"
+STORE_DIRECTORY = "/etc/kvloop/store"
 SEAL_DIRECTORY = "/etc/kvloop/seal"
 CONNECTOR_DIRECTORY = "/opt/kvloop-connector"
 API_KEYS_DIRECTORY = "/etc/kvloop/api-keys"
+ROUTER_TLS_DIRECTORY = "/etc/kvloop/tls"
+CERTIFICATE_KEY = "tls.crt"
+PRIVATE_KEY_KEY = "tls.key"
 ENGINES_DIRECTORY = "/var/run/kvloop"
 ENGINES_FILE = f"{ENGINES_DIRECTORY}/engines.json"
 MODELS_DIRECTORY = "/models"
@@ -64,6 +73,11 @@ def engine_name(deployment: str, role: Role) -> str:
 def router_name(deployment: str) -> str:
     """Name of the router's Deployment and of everything that belongs to it."""
     return f"{deployment}-{ROUTER}"
+
+
+def store_name(deployment: str) -> str:
+    """Name of the Deployment and the Service of the server in which routers share handles."""
+    return f"{deployment}-{STORE}"
 
 
 def selector(deployment: str, role: str) -> dict[str, str]:

@@ -133,7 +133,8 @@ def _sum(uid: str, reports: Reports) -> DrainReport:
     deadlines = [engine.last_deadline for engine in known if engine.last_deadline is not None]
     return DrainReport(
         running_turns=sum(engine.running_turns for engine in known),
-        live_handles=sum(engine.live_handles for engine in known),
+        # Routers share them, and each tells of all.
+        live_handles=max((engine.live_handles for engine in known), default=0),
         last_deadline=max(deadlines, default=None),
         acknowledged=all(engine.draining for engine in known),
     )

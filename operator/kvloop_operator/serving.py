@@ -1,9 +1,11 @@
-"""What engines load, and under which name they serve it."""
+"""What engines load, under which name they serve it, how the router speaks to clients, and where routers share
+handles."""
 
 from __future__ import annotations
 
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import DisaggregatedInferenceSpec
+from kvloop_operator.api.v1alpha1.spec import RouterTLS
 
 
 def served_name(spec: DisaggregatedInferenceSpec) -> str:
@@ -19,3 +21,13 @@ def model_argument(spec: DisaggregatedInferenceSpec) -> str:
     if source.pvc is not None:
         return f"{names.MODELS_DIRECTORY}/{source.pvc.path}".rstrip("/")
     return source.s3.uri if source.s3 is not None else ""
+
+
+def has_own_store(spec: DisaggregatedInferenceSpec) -> bool:
+    """Whether a server is made in which several routers share their handles."""
+    return spec.router.replicas > 1 and spec.router.handle_store.url is None
+
+
+def router_tls(spec: DisaggregatedInferenceSpec) -> RouterTLS | None:
+    """How the router speaks TLS to its clients; None where it does not."""
+    return spec.security.tls.router if spec.security.tls is not None else None

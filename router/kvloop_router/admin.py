@@ -5,29 +5,39 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import orjson
 from aiohttp import web
 
-from kvloop_router import headers
-from kvloop_router.engines import Engine, Engines
+from kvloop_router import explanation, headers
+from kvloop_router.config import Config
+from kvloop_router.engine import Engine
+from kvloop_router.engines import Engines
+from kvloop_router.kept import HandleStore, Retention
+from kvloop_router.metrics import CONTENT_TYPE, Metrics
 from kvloop_router.pairs import PairReport, Pairs
 from kvloop_router.state import State
-from kvloop_router.store import MemoryStore
-from kvloop_router.turn_log import TurnLog
+from kvloop_router.template_probe import TemplateProbe
+from kvloop_router.turn_log import TurnLog, TurnReport
+
+_LISTED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminApi:
     """Handlers of the admin listener."""
 
+    config: Config
     token: str
     engines: Engines
     pairs: Pairs
-    store: MemoryStore
+    store: HandleStore
     state: State
     log: TurnLog
+    metrics: Metrics
+    probe: TemplateProbe
     clock: Callable[[], float]
 
     def application(self) -> web.Application:
@@ -35,7 +45,11 @@ class AdminApi:
         app = web.Application(middlewares=[self._authorised])
         app.router.add_get("/admin/v1/engines", self._engines)
         app.router.add_get("/admin/v1/pairs", self._pairs)
+        app.router.add_get("/admin/v1/turns", self._turns)
         app.router.add_get("/admin/v1/turns/{request_id}", self._turn)
+        app.router.add_get("/admin/v1/turns/{request_id}/explanation", self._explanation)
+        app.router.add_get("/admin/v1/templates", self._templates)
+        app.router.add_get("/metrics", self._expose)
         app.router.add_get("/healthz", self._healthz)
         return app
 
@@ -51,24 +65,52 @@ class AdminApi:
         return web.Response(text="ok\n")
 
     async def _engines(self, request: web.Request) -> web.StreamResponse:
-        retained = self.store.retained()
+        retained = await self.store.retained()
         now = self.clock()
-        engines = [_engine(engine, retained.get(engine.spec.process, (0, now)), now) for engine in self.engines]
+        share = self.config.kv_transfer.retained_share
+        engines = [
+            {
+                **_engine(engine, retained.get(engine.spec.process), now),
+                "retainedBlocks": self.store.retained_blocks(engine.spec.process),
+                "retainedBlocksLimit": None if engine.kv_blocks is None else int(engine.kv_blocks * share),
+            }
+            for engine in self.engines
+        ]
         return _json({"engines": engines, "draining": self.state.draining, "runningTurns": self.state.turns})
 
     async def _pairs(self, request: web.Request) -> web.StreamResponse:
         return _json({"pairs": [_pair(report) for report in self.pairs.reports()]})
 
     async def _turn(self, request: web.Request) -> web.StreamResponse:
+        return _json(self._found(request).told())
+
+    async def _turns(self, request: web.Request) -> web.StreamResponse:
+        return _json({"turns": [explanation.listed(report) for report in islice(self.log, _LISTED)]})
+
+    async def _explanation(self, request: web.Request) -> web.StreamResponse:
+        report = self._found(request)
+        block_size = max((engine.block_size for engine in self.engines if engine.block_size), default=None)
+        told = explanation.explain(report, self.log, block_size=block_size)
+        templates = [found.told() for found in self.probe.reports() if found.model == report.model]
+        return _json({**told, "template": templates[0] if templates else None})
+
+    async def _templates(self, request: web.Request) -> web.StreamResponse:
+        return _json({"templates": [report.told() for report in self.probe.reports()]})
+
+    async def _expose(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(body=self.metrics.expose(), headers={"Content-Type": CONTENT_TYPE})
+
+    def _found(self, request: web.Request) -> TurnReport:
+        """The turn that is asked for. Raises HTTPNotFound."""
         report = self.log.get(request.match_info["request_id"])
         if report is None:
-            return web.Response(status=404, text="no such turn among the recent ones\n")
-        return _json(report)
+            raise web.HTTPNotFound(text="no such turn among the recent ones\n")
+        return report
 
 
-def _engine(engine: Engine, retained: tuple[int, float], now: float) -> dict[str, Any]:
+def _engine(engine: Engine, retained: Retention | None, now: float) -> dict[str, Any]:
     spec = engine.spec
-    handles, last = retained
+    last = now if retained is None else retained.last_deadline
     return {
         "name": spec.name,
         "role": spec.role.value,
@@ -76,15 +118,20 @@ def _engine(engine: Engine, retained: tuple[int, float], now: float) -> dict[str
         "podUID": spec.pod_uid,
         "kvRevision": spec.kv_revision,
         "zone": spec.zone,
+        "model": engine.spec.model,
         "healthy": engine.healthy,
+        "suspect": engine.health.suspect(now),
         "ready": spec.ready,
         "draining": spec.draining,
         "version": engine.version,
         "blockSize": engine.block_size,
+        "ranks": engine.ranks,
+        "loadTokens": engine.tokens,
         "maxModelLen": engine.max_model_len,
         "leases": engine.leases,
+        "load": engine.load,
         "runningTurns": engine.turns,
-        "liveHandles": handles,
+        "liveHandles": 0 if retained is None else retained.handles,
         "lastDeadlineSeconds": round(max(0.0, last - now), 3),
     }
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
 
-import orjson
 from aiohttp import web
 
-from kvloop_connector.settings import Role
-from kvloop_router import forms, headers, policy, relay, scope
+from kvloop_router import headers, pass_through, policy, responses, scope
+from kvloop_router.admission import Admission
+from kvloop_router.api_keys import ApiKeys, Caller
 from kvloop_router.client import CLIENT_LEFT, Client
 from kvloop_router.config import Config
 from kvloop_router.engines import Engines
@@ -24,34 +24,18 @@ from kvloop_router.errors import (
     Unavailable,
 )
 from kvloop_router.metrics import CONTENT_TYPE, Metrics
+from kvloop_router.pass_through import PassThrough
 from kvloop_router.refusal import json_response, refusal
 from kvloop_router.relay import ClientGone
-from kvloop_router.request import Api, parse, parse_json, refuse_own_fields, require_model
+from kvloop_router.request import Api, parse, require_model
 from kvloop_router.state import State
+from kvloop_router.tenant_limits import TenantLimits
 from kvloop_router.turn import Turns
 from kvloop_router.turn_log import TurnLog, TurnReport
 
 _log = logging.getLogger(__name__)
 
 _REQUEST_ID = web.RequestKey("request_id", str)
-
-# APIs that give no handle that could be proven or released: to a decode engine, which retains nothing for them.
-_COLD = ("/v1/responses", "/v1/messages")
-# APIs that hold no state in an engine.
-_STATELESS = (
-    "/v1/messages/count_tokens",
-    "/v1/embeddings",
-    "/v1/score",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/rerank",
-    "/score",
-    "/pooling",
-    "/classify",
-    "/tokenize",
-    "/detokenize",
-)
-_FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 
 
 class PublicApi:
@@ -61,8 +45,9 @@ class PublicApi:
         self,
         *,
         config: Config,
+        admission: Admission,
         secret: bytes,
-        api_keys: frozenset[str],
+        api_keys: ApiKeys,
         engines: Engines,
         turns: Turns,
         state: State,
@@ -71,6 +56,7 @@ class PublicApi:
         clock: Callable[[], float],
     ) -> None:
         self._config = config
+        self._admission = admission
         self._secret = secret
         self._api_keys = api_keys
         self._engines = engines
@@ -79,33 +65,41 @@ class PublicApi:
         self._log = log
         self._metrics = metrics
         self._clock = clock
+        self._limits = TenantLimits(config.limits.concurrent_requests_per_tenant, metrics.over_limit.inc)
+        self._pass_through = PassThrough(config=config, engines=engines, metrics=metrics, random=state.random)
 
     def application(self) -> web.Application:
         """The aiohttp application."""
-        app = web.Application(client_max_size=self._config.limits.body_bytes, middlewares=[self._in_openai_shape])
+        app = web.Application(client_max_size=self._config.limits.body_bytes, middlewares=[self._in_the_apis_shape])
         app.router.add_post(Api.CHAT, self._turn)
         app.router.add_post(Api.COMPLETIONS, self._turn)
-        for path in (*_COLD, *_STATELESS, *_FORMS):
-            app.router.add_post(path, self._pass_through)
+        for path in pass_through.PATHS:
+            app.router.add_post(path, self._other)
+        app.router.add_route("*", responses.STORED, self._stored_response)
+        app.router.add_route("*", responses.STORED + "/{rest:.*}", self._stored_response)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{model:.+}", self._model)
         app.router.add_delete("/kvloop/v1/conversations/{conversation}", self._end_conversation)
         app.router.add_get("/metrics", self._expose)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
+        # By this name people know it from vLLM.
+        app.router.add_get("/health", self._readyz)
         return app
 
     async def _turn(self, request: web.Request) -> web.StreamResponse:
         report = self._report(request)
         client = Client(request, report, self._clock)
-        tenant = self._tenant(request)
-        async with self._state.running():
-            try:
-                return await self._answered(client, report, self._play(request, tenant, client, report))
-            finally:
-                self._end(client, report)
+        caller = self._caller(request, report)
+        with self._limits.admitted(caller):
+            async with self._state.running():
+                try:
+                    return await self._answered(client, report, self._play(request, caller, client, report))
+                finally:
+                    self._end(client, report)
 
     async def _play(
-        self, request: web.Request, tenant: bytes, client: Client, report: TurnReport
+        self, request: web.Request, caller: Caller, client: Client, report: TurnReport
     ) -> web.StreamResponse:
         turn = parse(
             Api(request.path),
@@ -117,43 +111,49 @@ class PublicApi:
         self._refuse_while_draining()
         space = scope.scope(
             self._secret,
-            tenant,
+            caller.tenant,
             turn.model,
             turn.body.get("cache_salt"),
             set_salt=self._config.cache_salt,
             epoch=self._state.salt_epoch,
         )
         sent = headers.upstream(request.headers, report.request_id)
-        body = await self._turns.play(turn, space, sent, report, client)
+        async with self._admission.admitted(turn.model, caller.tenant):
+            body = await self._turns.play(turn, space, sent, report, client)
         return client.response if body is None else client.answer(200, "application/json", body)
 
-    async def _pass_through(self, request: web.Request) -> web.StreamResponse:
+    async def _other(self, request: web.Request) -> web.StreamResponse:
+        """An API without a prefill leg."""
         report = self._report(request)
         client = Client(request, report, self._clock)
-        self._tenant(request)
-        async with self._state.running():
-            try:
-                return await self._answered(client, report, self._copy(request, client, report))
-            finally:
-                if request.path in _COLD:
-                    self._end(client, report)
-                else:
-                    self._metrics.requests.labels(report.api, str(report.status or client.status)).inc()
+        caller = self._caller(request, report)
+        with self._limits.admitted(caller):
+            async with self._state.running():
+                try:
+                    return await self._answered(client, report, self._copy(request, caller, client, report))
+                finally:
+                    if request.path in pass_through.GENERATING:
+                        self._end(client, report)
+                    else:
+                        self._metrics.requests.labels(report.api, str(report.status or client.status)).inc()
 
-    async def _copy(self, request: web.Request, client: Client, report: TurnReport) -> web.StreamResponse:
-        """An API without a prefill leg: to a decode engine as it is, but for what is the router's alone."""
+    async def _copy(
+        self, request: web.Request, caller: Caller, client: Client, report: TurnReport
+    ) -> web.StreamResponse:
         report.reason = "api"
-        content_type = "application/json"
-        if request.path in _FORMS:
-            data, content_type = await forms.checked(request, self._served_models())
-        else:
-            data = self._checked(request, await request.read())
+
+        def salt(own: str | None) -> str | None:
+            epoch = self._state.salt_epoch
+            return scope.scope(self._secret, caller.tenant, report.model, own, set_salt=True, epoch=epoch).salt
+
+        data, content_type = await self._pass_through.read(request, self._served_models(), report, salt)
         self._refuse_while_draining()
-        report.decode = policy.choose_one(self._engines.snapshot(), self._state.random, Role.DECODE)
-        sent = headers.upstream(request.headers, report.request_id, content_type)
-        async with self._engines.stream(report.decode, request.path, data, sent) as upstream:
-            await relay.copy(upstream, client)
+        await self._pass_through.send(request, data, content_type, client, report)
         return client.response
+
+    async def _stored_response(self, request: web.Request) -> web.StreamResponse:
+        self._caller(request)
+        raise responses.not_stored(request.match_info["response"])
 
     async def _answered(
         self, client: Client, report: TurnReport, work: Coroutine[Any, Any, web.StreamResponse]
@@ -174,7 +174,7 @@ class PublicApi:
             client.abort()
             return client.response
         except (RouterError, web.HTTPException, web.RequestPayloadError) as error:
-            response = refusal(error, report.headers())
+            response = refusal(error, report.headers(), report.api)
             report.status = response.status
             return response
         except Exception:
@@ -184,25 +184,29 @@ class PublicApi:
             raise
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        self._tenant(request)
-        longest = [engine.max_model_len for engine in self._engines if engine.max_model_len]
-        models = [
-            {
-                "id": name,
-                "object": "model",
-                "created": int(self._state.started),
-                "owned_by": "kvloop",
-                "root": self._config.model.id,
-                "parent": None,
-                "max_model_len": min(longest, default=None),
-            }
-            for name in sorted(self._served_models())
-        ]
+        self._caller(request)
+        models = [self._model_card(name) for name in sorted(self._served_models())]
         return json_response(200, {"object": "list", "data": models})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        self._caller(request)
+        return json_response(200, self._model_card(require_model(request.match_info, self._served_models())))
+
+    def _model_card(self, name: str) -> dict[str, Any]:
+        longest = [engine.max_model_len for engine in self._engines if engine.max_model_len]
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(self._state.started),
+            "owned_by": "kvloop",
+            "root": self._config.model.id,
+            "parent": None,
+            "max_model_len": min(longest, default=None),
+        }
 
     async def _end_conversation(self, request: web.Request) -> web.StreamResponse:
         conversation = request.match_info["conversation"]
-        tenant = self._tenant(request)
+        tenant = self._caller(request).tenant
         released = 0
         for model in self._served_models():
             space = scope.scope(self._secret, tenant, model, None, set_salt=self._config.cache_salt)
@@ -227,36 +231,37 @@ class PublicApi:
         return web.Response(text="ok\n")
 
     @web.middleware
-    async def _in_openai_shape(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    async def _in_the_apis_shape(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """Errors that no handler saw, such as an unknown path, in the API's own shape."""
         told = {headers.REQUEST_ID: _request_id(request)}
         try:
             response: web.StreamResponse = await handler(request)
         except RequestError as error:
-            return refusal(error, told)
+            return refusal(error, told, request.path)
         except web.HTTPException as error:
             fault = RequestError(
                 f"{HTTPStatus(error.status).phrase}: {request.method} {request.path}", status=error.status
             )
-            refused = refusal(fault, told)
+            refused = refusal(fault, told, request.path)
             if "Allow" in error.headers:
                 refused.headers["Allow"] = error.headers["Allow"]
             return refused
         except Exception:  # noqa: BLE001  the last resort: whatever it is, the client gets an answer in the API's shape
             _log.exception("a request ended by an error", extra={"request_id": _request_id(request)})
-            return refusal(RequestError("The router failed.", status=500), told)
+            return refusal(RequestError("The router failed.", status=500), told, request.path)
         return response
 
     def _report(self, request: web.Request) -> TurnReport:
-        return TurnReport(request_id=_request_id(request), api=request.path)
+        return self._log.begin(_request_id(request), request.path, request.headers)
 
-    def _tenant(self, request: web.Request) -> bytes:
+    def _caller(self, request: web.Request, report: TurnReport | None = None) -> Caller:
         """Who asks. Raises RequestError where keys are configured and none of them is given."""
-        key = headers.bearer(request.headers.get("Authorization"))
-        given = headers.raw(key or "")
-        if self._api_keys and not any(secrets.compare_digest(known.encode(), given) for known in self._api_keys):
+        caller = self._api_keys.caller(headers.api_keys(request.headers))
+        if caller is None:
             raise RequestError("Incorrect API key provided.", code="invalid_api_key", status=401)
-        return scope.tenant(self._secret, key if self._api_keys else None)
+        if report is not None:
+            report.tenant = caller.name
+        return caller
 
     def _named_conversation(self, request: web.Request) -> str | None:
         names = (headers.CONVERSATION_ID, *self._config.session_headers)
@@ -269,35 +274,16 @@ class PublicApi:
         if self._state.draining:
             raise Unavailable("draining", "This router is shutting down.")
 
-    def _checked(self, request: web.Request, raw: bytes) -> bytes:
-        """The body without what is the router's alone. Raises RequestError for what no client may send.
-
-        JSON whatever its content type says: engines do not all look at it.
-        """
-        body = parse_json(raw)
-        refuse_own_fields(body)
-        if body.get("model") is not None or request.path in _COLD:
-            require_model(body, self._served_models())
-        if body.pop("conversation_id", None) is None:
-            return raw
-        return orjson.dumps(body)
-
     def _client_left(self, report: TurnReport) -> None:
         report.status = CLIENT_LEFT
         self._metrics.disconnects.labels(report.phase).inc()
 
     def _end(self, client: Client, report: TurnReport) -> None:
-        report.seconds = self._clock() - client.began
+        report.seconds = self._clock() - report.began
         report.status = report.status or client.status
         self._metrics.requests.labels(report.api, str(report.status)).inc()
         if not _is_client_error(report.status):
-            path = report.path
-            self._metrics.turns.labels(path, report.reason).inc()
-            if report.prompt_tokens is not None:
-                self._metrics.prompt_tokens.labels(path).inc(report.prompt_tokens)
-            self._metrics.reused_tokens.inc(report.reused_tokens)
-            if report.ttft_seconds is not None:
-                self._metrics.ttft.labels(path).observe(report.ttft_seconds)
+            self._metrics.turn_ended(report)
         self._log.record(report)
 
 

@@ -22,7 +22,8 @@ from kvloop_connector.handle import RETAIN_PARAMS, KVHandle
 from kvloop_connector.verdict import Outcome
 from kvloop_router import exposition, headers, legs, relay
 from kvloop_router.config import Config
-from kvloop_router.engines import Engine, Engines, Upstream
+from kvloop_router.engine import Engine
+from kvloop_router.engines import Engines, Upstream
 from kvloop_router.errors import EngineError, EngineRejected
 from kvloop_router.kept import Why
 from kvloop_router.pairs import PairReport, Pairs, Verdict
@@ -198,7 +199,7 @@ class Canary:
     async def _second_turn_only(self, play: _Play, prompt: Sequence[int]) -> None:
         """What decode computed alone goes to prefill, and the rest of the next prompt back."""
         salt = self._salt()
-        name, request = play.decode.spec.name, self._request(prompt, stream=False)
+        name, request = play.decode.spec.name, self._request(play, prompt, stream=False)
         leg = legs.decode(request, params=RETAIN_PARAMS, token_ids=None, salt=salt)
         answer = await self._engines.complete(name, request.api, leg, headers.upstream({}, f"canary-{salt}"))
         _, first = await relay.whole(answer, name, keep_token_ids=True, finished=_nothing)
@@ -230,7 +231,7 @@ class Canary:
         self, play: _Play, token_ids: Sequence[int], *, handle: KVHandle | None, stream: bool, salt: str
     ) -> Ended:
         """Both legs of a turn."""
-        request = self._request(token_ids, stream=stream)
+        request = self._request(play, token_ids, stream=stream)
         sent = headers.upstream({}, f"canary-{salt}")
         answer = await self._engines.complete(
             play.prefill.spec.name,
@@ -252,8 +253,8 @@ class Canary:
         async with self._engines.stream(play.decode.spec.name, request.api, orjson.dumps(leg), sent) as upstream:
             return await _listen(upstream, self._clock)
 
-    def _request(self, token_ids: Sequence[int], *, stream: bool) -> Request:
-        model = self._config.model.served_name
+    def _request(self, play: _Play, token_ids: Sequence[int], *, stream: bool) -> Request:
+        model = self._engines.model_of(play.decode.spec.name)
         body = {
             "model": model,
             "prompt": list(token_ids),
@@ -295,7 +296,7 @@ class Canary:
     async def _tokens(self, play: _Play, count: int) -> list[int]:
         """Ids of random words, so that no two canaries share a block. No word is less than one token."""
         words = " ".join(f"{self._random.randrange(10_000)}" for _ in range(count))
-        body = {"model": self._config.model.served_name, "prompt": words}
+        body = {"model": self._engines.model_of(play.decode.spec.name), "prompt": words}
         answer = await self._engines.complete(
             play.decode.spec.name, "/tokenize", body, headers.upstream({}, "canary"), seconds=_COUNTERS_SECONDS
         )
@@ -316,6 +317,9 @@ class _Nobody:
 
     async def write(self, data: bytes) -> None:
         return None
+
+    async def comment(self, data: bytes) -> None:
+        pass
 
     async def end(self) -> None:
         return None

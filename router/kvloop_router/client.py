@@ -24,7 +24,6 @@ class Client:
         self._request = request
         self._report = report
         self._clock = clock
-        self.began = clock()
         self.response: web.StreamResponse = web.Response(status=CLIENT_LEFT)
         self.started = False
         self.status = 0
@@ -46,8 +45,14 @@ class Client:
 
     async def write(self, data: bytes) -> None:
         """Send bytes of the body."""
+        now = self._clock()
         if self._report.ttft_seconds is None:
-            self._report.ttft_seconds = self._clock() - self.began
+            self._report.first_byte(now, data)
+        self._report.gaps.note(now)
+        await self.comment(data)
+
+    async def comment(self, data: bytes) -> None:
+        """Send bytes that are no part of the answer."""
         try:
             await self.response.write(data)
         except ConnectionError as error:
@@ -63,7 +68,7 @@ class Client:
     def answer(self, status: int, content_type: str, body: bytes) -> web.Response:
         """An answer in one piece."""
         self.status = status
-        self._report.ttft_seconds = self._clock() - self.began
+        self._report.first_byte(self._clock(), body)
         return web.Response(status=status, body=body, headers={**self._report.headers(), "Content-Type": content_type})
 
     def abort(self) -> None:

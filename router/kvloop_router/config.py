@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -34,11 +35,40 @@ class _Model(BaseModel):
     )
 
 
+class ListenTLS(_Model):
+    """The certificate that clients see, with all that it needs of its chain, and its key; both are read anew when they
+    change."""
+
+    certificate_file: str
+    key_file: str
+
+
+class EngineTLS(_Model):
+    """How engines with an ``https`` address are trusted: by the authorities in ``ca_file``.
+
+    server_name: the name that their certificates have; without it, the host in their address. Pods are addressed by
+        numbers, which certificates seldom have.
+    certificate_file, key_file: the router's own, where engines ask for one.
+    """
+
+    ca_file: str
+    server_name: str | None = Field(default=None, min_length=1)
+    certificate_file: str | None = None
+    key_file: str | None = None
+
+    @model_validator(mode="after")
+    def _a_certificate_has_a_key(self) -> EngineTLS:
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificateFile and keyFile go together")
+        return self
+
+
 class Listen(_Model):
-    """Where the API is served."""
+    """Where the API is served. ``tls``: None: without."""
 
     host: str = "0.0.0.0"  # noqa: S104  a pod serves on all of its addresses
     port: Port = 8000
+    tls: ListenTLS | None = None
 
 
 class Admin(_Model):
@@ -133,30 +163,91 @@ class Engine(_Model):
 
 
 class Limits(_Model):
-    """body_bytes: the largest request body that is read."""
+    """body_bytes: the largest request body that is read.
+
+    concurrent_requests_per_tenant: how many requests of one API key may run at once in this process, unless the key has
+        a limit of its own; None: any number.
+    turns_per_engine, waiting_turns_per_engine: of this process, for each decode engine that takes turns: how many run
+        at once, and how many more wait until they are refused.
+    """
 
     body_bytes: int = Field(default=33_554_432, ge=1)
+    concurrent_requests_per_tenant: int | None = Field(default=None, ge=0)
+    turns_per_engine: int = Field(default=1024, ge=1)
+    waiting_turns_per_engine: int = Field(default=1024, ge=0)
 
 
 class Timeouts(_Model):
-    """Seconds. prefill: for a whole prefill leg. drain: for running turns after SIGTERM."""
+    """Seconds. prefill: for a whole prefill leg. decode: for a whole answer that is not streamed. decode_stall: for
+    which a streamed answer may bring nothing, from its request on. drain: for running turns after SIGTERM.
 
+    keep_alive: for how long a stream may be silent before a comment is sent; None: for ever.
+    """
+
+    keep_alive_seconds: float | None = Field(default=None, gt=0)
     connect_seconds: float = Field(default=5.0, gt=0)
     prefill_seconds: float = Field(default=600.0, gt=0)
+    decode_seconds: float = Field(default=3600.0, gt=0)
+    decode_stall_seconds: float = Field(default=300.0, gt=0)
     drain_seconds: float = Field(default=600.0, ge=0)
 
 
-class MemoryStore(_Model):
-    """Handles in the memory of this one process."""
+class HealthChecks(_Model):
+    """How engines are watched: ``health.Rules`` says what comes of it.
 
-    kind: Literal["memory"] = "memory"
+    interval: between two checks of an engine. timeout: for its answer.
+    """
+
+    interval_seconds: float = Field(default=2.0, gt=0)
+    timeout_seconds: float = Field(default=5.0, gt=0)
+    failures: int = Field(default=2, ge=1)
+    successes: int = Field(default=1, ge=1)
+    leg_failures: int = Field(default=5, ge=1)
+    suspect_seconds: float = Field(default=10.0, gt=0)
+
+
+class HandleStore(_Model):
+    """Where handles are kept: in the memory of this one process, or in a server that routers share.
+
+    max_handles, max_bytes: of all handles together; bytes about.
+    url: of a Valkey or Redis server; its password may stand in a file, which is read at each connection.
+    ca_file: who vouches for a server with TLS; without it, whom the system trusts.
+    name: of what the routers that share handles have in common: one resource.
+    timeout_seconds: for one call.
+    """
+
+    kind: Literal["memory", "valkey"] = "memory"
     max_handles: int = Field(default=20_000, ge=1)
+    max_bytes: int = Field(default=419_430_400, ge=1_048_576)
+    url: str | None = Field(default=None, pattern=r"^(redis|rediss|valkey|valkeys)://[^\s/?#]+(/[0-9]*)?$")
+    password_file: str | None = None
+    ca_file: str | None = None
+    name: str = "kvloop"
+    timeout_seconds: float = Field(default=0.25, gt=0)
+
+    @model_validator(mode="after")
+    def _has_a_url_where_it_needs_one(self) -> HandleStore:
+        if (self.kind == "valkey") != (self.url is not None):
+            raise ValueError("url and kind valkey go together")
+        # Raises ValueError where the port is none.
+        _ = urlsplit(self.url or "").port
+        return self
 
 
 class Canary(_Model):
     """Whether each new pair of engines is tried out before its KV transfer is called verified."""
 
     enabled: bool = True
+
+
+class PathChoice(_Model):
+    """Who chooses between the paths of a turn.
+
+    decode_delay_weight: what a second counts that running answers are held up, against one until a first token.
+    """
+
+    mode: Literal["Auto", "Cold", "Warm", "Local"] = "Auto"
+    decode_delay_weight: float = Field(default=1.0, ge=0)
 
 
 class TruthSampling(_Model):
@@ -168,6 +259,23 @@ class TruthSampling(_Model):
 
     every_nth_warm_turn: int = Field(default=1000, ge=0)
     least_tolerance_nats: float = Field(default=FLOOR, gt=0)
+
+
+class TemplateProbe(_Model):
+    """Whether an engine of each model is asked once how it renders a synthetic chat."""
+
+    enabled: bool = True
+
+
+class Tracing(_Model):
+    """Where spans go. Its headers, such as a key, are taken from the environment: OTEL_EXPORTER_OTLP_HEADERS.
+
+    endpoint: the URL to which an OTLP collector takes spans over HTTP.
+    sample_ratio: of the turns whose client sends no trace of its own; what a client has sampled, or not, stays so.
+    """
+
+    endpoint: str = Field(pattern="^https?://.")
+    sample_ratio: float = Field(default=1.0, ge=0, le=1)
 
 
 class Config(_Model):
@@ -186,13 +294,19 @@ class Config(_Model):
     session_headers: tuple[str, ...] = Field(default=(), strict=False)
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
-    handle_store: MemoryStore = MemoryStore()
+    health_checks: HealthChecks = HealthChecks()
+    handle_store: HandleStore = HandleStore()
     canary: Canary = Canary()
     truth_sampling: TruthSampling = TruthSampling()
+    template_probe: TemplateProbe = TemplateProbe()
+    tracing: Tracing | None = None
+    path_choice: PathChoice = PathChoice()
     reuse: bool = True
     suspended: bool = False
     """No engines are wanted: the router is ready without them, and answers 503 with ``Retry-After``."""
     api_keys_file: str | None = None
+    engine_tls: EngineTLS | None = None
+    """None: engines are spoken to without."""
 
     @model_validator(mode="after")
     def _handles_end_before_the_engine_frees_them(self) -> Config:
@@ -257,15 +371,6 @@ def read_token(path: Path) -> str:
     if not token:
         raise InvalidConfig("admin.tokenFile: the file is empty")
     return token
-
-
-def read_api_keys(path: Path) -> frozenset[str]:
-    """The keys that clients may use: one a line, lines that start with ``#`` left out. Raises InvalidConfig."""
-    lines = _read(path, "apiKeysFile").decode("utf-8", "replace").splitlines()
-    keys = frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    if not keys:
-        raise InvalidConfig("apiKeysFile: no key in the file, so that nobody could use the API")
-    return keys
 
 
 def _read(path: Path, field: str) -> bytes:

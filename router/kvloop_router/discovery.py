@@ -78,7 +78,7 @@ def _spec(index: int, entry: Any) -> EngineSpec:
     for field in ("name", "role", "url", "podUID", "kvRevision"):
         if not isinstance(entry.get(field), str) or not entry[field]:
             raise InvalidEngines(f"entry {index}: {field}: missing or not a string")
-    for field, kind in (("process", str), ("draining", bool), ("ending", bool)):
+    for field, kind in (("process", str), ("model", str), ("draining", bool), ("ending", bool)):
         if not isinstance(entry.get(field, kind()), kind):
             raise InvalidEngines(f"entry {index}: {field}: not a {_KINDS[kind]}")
     try:
@@ -94,6 +94,7 @@ def _spec(index: int, entry: Any) -> EngineSpec:
         process=entry.get("process") or entry["podUID"],
         kv_revision=entry["kvRevision"],
         zone=str(entry.get("zone") or ""),
+        model=entry.get("model", ""),
         draining=entry.get("draining", False) or entry.get("ending", False),
         ending=entry.get("ending", False),
     )

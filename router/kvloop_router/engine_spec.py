@@ -12,6 +12,7 @@ class EngineSpec:
     """One engine process and what is to be done with it.
 
     pod_uid: of its pod, by which the operator knows it.
+    model: the name under which it serves its model; empty where whoever names it does not say.
     process: changes whenever the process does, which it can within a pod; all that the engine held goes with it.
     ready: it may get new turns. One that is not ready, or that drains, stays known: what runs there goes on, and what
         it retains can be pulled.
@@ -27,6 +28,7 @@ class EngineSpec:
     process: str
     kv_revision: str
     zone: str = ""
+    model: str = ""
     ready: bool = True
     checked: bool = False
     draining: bool = False

@@ -1,119 +1,50 @@
 """The engines: what is known of each, and the only connections to them.
 
-An engine serves from its first good health check on, the router's own or that of whoever names it, and stops at a
-refused connection or a failed check. A 4xx says nothing about an engine's health.
+An engine serves from its first good health check on, the router's own (``probing``) or that of whoever names it; what
+its requests show of it is in ``health``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import orjson
 from aiohttp.abc import AbstractStreamWriter
 
-from kvloop_connector.lease_requests import RELEASE_PATH
 from kvloop_connector.settings import Role
-from kvloop_router import exposition
+from kvloop_router import ranks
+from kvloop_router.engine import NO_WORK, Engine, Work
 from kvloop_router.engine_spec import EngineSpec
-from kvloop_router.errors import EngineError, EngineFailed, EngineRejected, EngineUnreachable, StreamBroken
+from kvloop_router.errors import (
+    EngineDraining,
+    EngineFailed,
+    EngineRejected,
+    EngineUnreachable,
+    StreamBroken,
+)
+from kvloop_router.health import Health, Rules
 from kvloop_router.policy import Candidate
 
-_log = logging.getLogger(__name__)
-
-_PROBE_SECONDS = 5.0
+_LOOK_SECONDS = 5.0
 # vLLM's server closes an idle connection after 5 s; whoever reuses one later may lose a request to the race.
 _KEEPALIVE_SECONDS = 4.0
-_FAILED_PROBES = 2
 LACKS_LEASES = frozenset({401, 403, 404, 405, 501})
 """Statuses that tell that an engine neither releases nor renews by name, at least not for this router."""
 _READ_BYTES = 262_144
 _WRITE_BYTES = 262_144
 
 
-@dataclass(slots=True)
-class Engine:
-    """What is known of one engine process.
+class _Limits(NamedTuple):
+    """Seconds, or None: for the whole answer; without anything coming."""
 
-    load: requests of this router there now. needed: turns of this router that need it although no request of theirs is
-        there: their decode leg is still to come, or reads what their prefill leg left.
-    probed: whether a check of its health is on its way.
-    engine_id: as in its last handle, without the rank.
-    version, block_size, kv_blocks, max_model_len, models: None or empty until the engine has told.
-    leases: whether it releases and renews by name what it retains; None until it was asked.
-    """
-
-    spec: EngineSpec
-    healthy: bool = False
-    load: int = 0
-    needed: int = 0
-    failed_probes: int = 0
-    probed: bool = False
-    engine_id: str | None = None
-    version: str | None = None
-    block_size: int | None = None
-    kv_blocks: int | None = None
-    max_model_len: int | None = None
-    models: tuple[str, ...] = ()
-    leases: bool | None = None
-
-    @property
-    def turns(self) -> int:
-        """What of this router's would suffer if the engine ended now."""
-        return self.load + self.needed
-
-    @property
-    def serving(self) -> bool:
-        """Whether it gets new turns."""
-        return self.healthy and self.spec.ready and not self.spec.draining
-
-    def candidate(self) -> Candidate:
-        """This engine as the policy sees it."""
-        spec = self.spec
-        return Candidate(
-            name=spec.name,
-            role=spec.role,
-            process=spec.process,
-            kv_revision=spec.kv_revision,
-            load=self.load,
-            serving=self.serving,
-            healthy=self.healthy,
-        )
-
-
-class Needs:
-    """The engines that a turn needs while no request of it is there, counted so that nobody takes them for idle."""
-
-    def __init__(self) -> None:
-        self._held: list[Engine] = []
-        self._closed = False
-
-    def hold(self, engine: Engine | None) -> None:
-        """Count the turn at ``engine``, unless the turn has ended."""
-        if engine is not None and not self._closed:
-            engine.needed += 1
-            self._held.append(engine)
-
-    def only(self, engine: Engine | None) -> None:
-        """Count it at ``engine`` and nowhere else."""
-        self.let_go()
-        self.hold(engine)
-
-    def let_go(self) -> None:
-        """Count it nowhere."""
-        for engine in self._held:
-            engine.needed -= 1
-        self._held.clear()
-
-    def close(self) -> None:
-        """The turn has ended; what of it still runs holds nothing any more."""
-        self.let_go()
-        self._closed = True
+    whole: float | None
+    stall: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,34 +81,74 @@ class Upstream:
 
 
 class Engines:
-    """All engines that discovery names, with one connection pool. ``leasing``: whether decode engines retain anything
-    that could be released or renewed by name."""
+    """All engines that discovery names, with one connection pool.
 
-    def __init__(self, session: aiohttp.ClientSession, *, connect_seconds: float, leasing: bool = False) -> None:
+    default_model: of engines for which discovery names none. most_turns: at one decode engine; None: any number.
+    tls: gives arguments for each request.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        connect_seconds: float,
+        rules: Rules | None = None,
+        default_model: str = "",
+        most_turns: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        tls: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
         self._session = session
-        self._leasing = leasing
+        self._tls = tls
         self._connect_seconds = connect_seconds
+        self._rules = rules or Rules()
+        self._default_model = default_model
+        self._most_turns = most_turns
+        self._clock = clock
         self._engines: dict[str, Engine] = {}
-        self._changed = asyncio.Event()
+        self._updated = asyncio.Event()
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Engine]:
         return iter(self._engines.values())
 
     def get(self, name: str) -> Engine | None:
         """The engine of that name, where there is one."""
         return self._engines.get(name)
 
-    def snapshot(self) -> tuple[Candidate, ...]:
-        """All engines as the policy sees them."""
-        return tuple(engine.candidate() for engine in self._engines.values())
+    def snapshot(self, model: str | None = None) -> tuple[Candidate, ...]:
+        """The engines as the policy sees them: those that serve ``model``, or all."""
+        now = self._clock()
+        return tuple(
+            engine.candidate(now, self._most_turns)
+            for engine in self._engines.values()
+            if model is None or engine.serves(model, self._default_model)
+        )
 
     def present(self, process: str) -> bool:
         """Whether the engine process is still there and healthy, so that what it retains can be pulled or released."""
         return any(engine.spec.process == process and engine.healthy for engine in self._engines.values())
 
     def models(self) -> frozenset[str]:
-        """Every model name that an engine says it serves."""
-        return frozenset(model for engine in self._engines.values() for model in engine.models)
+        """Every model name that an engine says it serves, or that discovery gives one."""
+        named = frozenset(engine.spec.model for engine in self._engines.values() if engine.spec.model)
+        return named.union(*(engine.models for engine in self._engines.values()))
+
+    def decodes(self, model: str) -> int:
+        """How many decode engines with this model take turns."""
+        return sum(
+            engine.spec.role is Role.DECODE and engine.serving and engine.serves(model, self._default_model)
+            for engine in self
+        )
+
+    def longest(self, model: str) -> int | None:
+        """The longest prompt that every engine with this model takes."""
+        able = (engine for engine in self if engine.serves(model, self._default_model))
+        return min((engine.max_model_len for engine in able if engine.max_model_len), default=None)
+
+    def model_of(self, name: str) -> str:
+        """The model that a request of the router's own to this engine names."""
+        engine = self._engines.get(name)
+        return (engine.spec.model if engine is not None else "") or self._default_model
 
     def update(self, specs: tuple[EngineSpec, ...]) -> tuple[str, ...]:
         """Take over what discovery says; gives the processes that are gone."""
@@ -186,34 +157,64 @@ class Engines:
         for spec in specs:
             known = self._engines.get(spec.name)
             if known is None or not known.spec.is_same(spec):
-                known = Engine(replace(spec, checked=False))
+                known = Engine(replace(spec, checked=False), Health(self._rules))
             if spec.checked and not known.spec.checked:
-                _recovered(known)
+                known.health.vouched_for()
             known.spec = spec
             kept[spec.name] = known
         self._engines = kept
-        self._changed.set()
+        self._updated.set()
         return tuple(before - {spec.process for spec in specs})
 
+    async def changed(self, seconds: float) -> None:
+        """Wait until discovery says something new, but no longer than so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._updated.wait()
+        self._updated.clear()
+
+    def failed(self, error: Exception) -> None:
+        """A leg failed by what its answer said, which only its reader sees."""
+        engine = self._engines.get(error.engine) if isinstance(error, EngineDraining) else None
+        if engine is not None:
+            engine.health.drains(self._clock())
+
     async def complete(
-        self, name: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str], *, seconds: float | None = None
+        self,
+        name: str,
+        path: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        *,
+        seconds: float | None = None,
+        work: Work = NO_WORK,
     ) -> Answer:
         """A whole answer below 400 to a JSON request. Raises EngineUnreachable, EngineFailed or EngineRejected.
 
         seconds: for everything; None: no bound but that on connecting.
         """
-        async with self._request(name, "POST", path, orjson.dumps(body), headers, seconds=seconds) as response:
+        limits = _Limits(seconds, None)
+        async with self._request(name, "POST", path, orjson.dumps(body), headers, limits, work) as response:
             return await self._whole(name, response)
 
     @asynccontextmanager
     async def stream(
-        self, name: str, path: str, data: bytes, headers: Mapping[str, str], *, method: str = "POST"
+        self,
+        name: str,
+        path: str,
+        data: bytes,
+        headers: Mapping[str, str],
+        *,
+        method: str = "POST",
+        stall_seconds: float | None = None,
+        work: Work = NO_WORK,
     ) -> AsyncIterator[Upstream]:
         """An answer below 400, as it comes. Leaving the context before its end ends the request at the engine.
 
+        stall_seconds: for how long nothing may come, from the request on; None: no bound.
         Raises EngineUnreachable, EngineFailed or EngineRejected before anything of the answer is given.
         """
-        async with self._request(name, method, path, data, headers, seconds=None) as response:
+        async with self._request(name, method, path, data, headers, _Limits(None, stall_seconds), work) as response:
             if response.status >= 400:
                 await self._whole(name, response)
             content_type = response.headers.get("Content-Type", "application/octet-stream")
@@ -221,68 +222,24 @@ class Engines:
 
     async def text(self, name: str, path: str) -> str:
         """The text at ``path``, such as ``/metrics``. Raises EngineError."""
-        async with self._request(name, "GET", path, None, {}, seconds=_PROBE_SECONDS) as response:
+        limits = _Limits(_LOOK_SECONDS, None)
+        async with self._request(name, "GET", path, None, {}, limits, NO_WORK) as response:
             return (await self._whole(name, response)).body.decode("utf-8", "replace")
 
-    async def watch(self, *, interval: float) -> None:
-        """Check every engine's health each ``interval`` seconds, and a new one's at once."""
-        async with asyncio.TaskGroup() as probes:
-            while True:
-                self._changed.clear()
-                # One that does not answer holds up none of the others.
-                for engine in self._engines.values():
-                    if not engine.probed:
-                        engine.probed = True
-                        probes.create_task(self._probe(engine))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(interval):
-                        await self._changed.wait()
-
-    async def _probe(self, engine: Engine) -> None:
-        """Check one engine's health, and learn its facts where they are not known yet."""
-        try:
-            await self._get(engine, "/health")
-            if engine.version is None:
-                await self._learn(engine)
-            if self._leasing and engine.leases is None and engine.spec.role is Role.DECODE:
-                with suppress(EngineError):
-                    engine.leases = await self._offers_leases(engine)
-        except EngineError as error:
-            engine.failed_probes += 1
-            if engine.healthy and engine.failed_probes >= _FAILED_PROBES:
-                engine.healthy = False
-                _log.warning("engine is unhealthy", extra={"engine": engine.spec.name, "error": str(error)})
-        else:
-            _recovered(engine)
-        finally:
-            engine.probed = False
-
-    async def _learn(self, engine: Engine) -> None:
-        metrics = (await self._get(engine, "/metrics")).decode("utf-8", "replace")
-        engine.block_size = exposition.block_size(metrics)
-        engine.kv_blocks = exposition.blocks(metrics)
-        try:
-            models = orjson.loads(await self._get(engine, "/v1/models"))["data"]
-            engine.models = tuple(str(model["id"]) for model in models)
-            lengths = [int(model["max_model_len"]) for model in models if model.get("max_model_len")]
-            engine.max_model_len = max(lengths, default=None)
-            engine.version = str(orjson.loads(await self._get(engine, "/version"))["version"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise EngineFailed(
-                engine.spec.name, f"answers that are not an engine's ({type(error).__name__})"
-            ) from error
-
-    async def _offers_leases(self, engine: Engine) -> bool | None:
-        """Ask for a release of nothing, which is refused in one way by whoever knows what that is, else in another."""
-        headers = {"Content-Type": "application/json"}
-        async with self._send(engine, "POST", RELEASE_PATH, b"{}", headers, seconds=_PROBE_SECONDS) as response:
-            await response.read()
-            failed = response.status >= 500 and response.status not in LACKS_LEASES
-            return None if failed else response.status == 400
-
-    async def _get(self, engine: Engine, path: str) -> bytes:
-        async with self._send(engine, "GET", path, None, {}, seconds=_PROBE_SECONDS) as response:
+    async def look(self, engine: Engine, path: str, *, seconds: float) -> bytes:
+        """What is at ``path``, for a health check. Raises EngineError."""
+        async with self._send(engine, "GET", path, None, {}, _Limits(seconds, None)) as response:
             return (await self._whole(engine.spec.name, response)).body
+
+    async def status(self, engine: Engine, path: str, data: bytes, *, seconds: float) -> int:
+        """The status of the answer to a JSON request. Raises EngineError where there is none."""
+        headers = {"Content-Type": "application/json"}
+        async with self._send(engine, "POST", path, data, headers, _Limits(seconds, None)) as response:
+            try:
+                await response.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise EngineFailed(engine.spec.name, type(error).__name__) from error
+            return response.status
 
     @asynccontextmanager
     async def _request(
@@ -292,21 +249,33 @@ class Engines:
         path: str,
         data: bytes | None,
         headers: Mapping[str, str],
-        *,
-        seconds: float | None,
+        limits: _Limits,
+        work: Work,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         engine = self._engines.get(name)
         if engine is None:
             raise EngineUnreachable(name, "no longer there")
-        engine.load += 1
+        if work.rank is not None:
+            headers = {**headers, ranks.HEADER: str(work.rank)}
+        engine.begins(work)
         try:
-            async with self._send(engine, method, path, data, headers, seconds=seconds) as response:
+            async with self._send(engine, method, path, data, headers, limits) as response:
                 yield response
         except EngineUnreachable:
-            engine.healthy = False
+            engine.health.refused()
             raise
+        except EngineDraining:
+            engine.health.drains(self._clock())
+            raise
+        except (EngineFailed, StreamBroken):
+            if work.tells:
+                engine.health.leg_failed(self._clock())
+            raise
+        else:
+            if work.tells:
+                engine.health.leg_succeeded()
         finally:
-            engine.load -= 1
+            engine.ends(work)
 
     @asynccontextmanager
     async def _send(
@@ -316,20 +285,21 @@ class Engines:
         path: str,
         data: bytes | None,
         headers: Mapping[str, str],
-        *,
-        seconds: float | None,
+        limits: _Limits,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         name = engine.spec.name
-        limits = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect_seconds)
         try:
             response = await self._session.request(
                 method,
                 engine.spec.url + path,
                 data=None if data is None else _Body(data),
                 headers=headers,
-                timeout=limits,
+                timeout=aiohttp.ClientTimeout(
+                    total=limits.whole, sock_connect=self._connect_seconds, sock_read=limits.stall
+                ),
                 allow_redirects=False,
                 read_bufsize=_READ_BYTES,
+                **self._tls(),
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineUnreachable(name, type(error).__name__) from error
@@ -350,15 +320,8 @@ class Engines:
         if response.status >= 500:
             raise EngineFailed(name, f"status {response.status}", status=response.status)
         if response.status >= 400:
-            raise EngineRejected(name, response.status, body, content_type)
+            raise EngineRejected(name, response.status, body, content_type, response.headers.get("Retry-After"))
         return Answer(response.status, content_type, body)
-
-
-def _recovered(engine: Engine) -> None:
-    engine.failed_probes = 0
-    if not engine.healthy:
-        engine.healthy = True
-        _log.info("engine is healthy", extra={"engine": engine.spec.name, "engine_process": engine.spec.process})
 
 
 class _Body(aiohttp.payload.BytesPayload):

@@ -7,6 +7,7 @@ RouterError
 └── EngineError        an engine's fault
     ├── EngineUnreachable   no connection: nothing was sent
     ├── EngineFailed        5xx, a reset or a timeout before an answer: what the engine did is unknown
+    │   └── EngineDraining  an answer of nothing, with status 200: it takes no new requests and does not say so
     ├── EngineRejected      4xx: refused before scheduling, nothing was read
     └── StreamBroken        the answer ended before its end
 """
@@ -23,7 +24,10 @@ class InvalidConfig(RouterError):
 
 
 class RequestError(RouterError):
-    """A request that is answered with ``status`` and never reaches an engine."""
+    """A request that is answered with ``status`` and never reaches an engine.
+
+    retry_after: in how many seconds it may be asked again; None: asking again does not help.
+    """
 
     def __init__(
         self,
@@ -33,6 +37,7 @@ class RequestError(RouterError):
         code: str | None = None,
         status: int = 400,
         kind: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -40,6 +45,7 @@ class RequestError(RouterError):
         self.code = code
         self.status = status
         self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+        self.retry_after = retry_after
 
 
 class Unavailable(RouterError):
@@ -73,11 +79,21 @@ class EngineFailed(EngineError):
         self.status = status
 
 
-class EngineRejected(EngineError):
-    """A 4xx. ``body`` is the engine's own error, which is the client's to see."""
+class EngineDraining(EngineFailed):
+    """It aborts whatever is new, as vLLM does between SIGTERM and its end."""
 
-    def __init__(self, engine: str, status: int, body: bytes, content_type: str) -> None:
+    def __init__(self, engine: str) -> None:
+        super().__init__(engine, "draining")
+
+
+class EngineRejected(EngineError):
+    """A 4xx. ``body`` is the engine's own error, which is the client's to see. ``retry_after``: its header."""
+
+    def __init__(
+        self, engine: str, status: int, body: bytes, content_type: str, retry_after: str | None = None
+    ) -> None:
         super().__init__(engine, f"status {status}")
+        self.retry_after = retry_after
         self.status = status
         self.body = body
         self.content_type = content_type

@@ -20,8 +20,8 @@ from kvloop_router.request import Api, Request, prompts
 
 _PERSON = b"kvloop/history"
 _INTRODUCTION = frozenset({"system", "developer"})
-_CHARACTERS = 256
-_TOKEN_IDS = 64
+PROMPT_CHARACTERS = 256
+PROMPT_TOKEN_IDS = 64
 """A completion's prompt has no messages; it is cut into pieces of this size."""
 
 
@@ -139,7 +139,7 @@ def _pieces(prompt: Any) -> list[bytes]:
     (only, *more) = prompts(prompt)
     if more or only is None:
         return []
-    size = _CHARACTERS if isinstance(only, str) else _TOKEN_IDS
+    size = PROMPT_CHARACTERS if isinstance(only, str) else PROMPT_TOKEN_IDS
     return [orjson.dumps(only[start : start + size]) for start in range(0, len(only) - size + 1, size)]
 
 

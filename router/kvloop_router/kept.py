@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Protocol
 
 from kvloop_connector.digest import Retained
 from kvloop_connector.handle import KVHandle, from_ranges, to_ranges
 from kvloop_router.history import Trail
 from kvloop_router.leases import UNKNOWN, Held, Pace
+
+SHORTLIST = 4
+"""How many handles a search gives at most; each costs a proof."""
+
+STRANGERS = 2
+"""How many of those may come from under other conversation ids."""
+
+THREADS = 4
+"""How many handles are kept under one conversation id: of threads that share it, and of what was edited or forked."""
 
 
 class Absence(StrEnum):
@@ -23,6 +33,7 @@ class Absence(StrEnum):
     ENGINE_GONE = "engine_gone"
     EVICTED = "evicted"
     BELOW_THRESHOLD = "below_threshold"
+    STORE_UNAVAILABLE = "store_unavailable"
 
 
 class Why(StrEnum):
@@ -36,6 +47,8 @@ class Why(StrEnum):
     """Its engine retained more than it may; it was the longest idle."""
     FULL = "full"
     """There is no place for more handles."""
+    STORE_UNAVAILABLE = "store_unavailable"
+    """The store that routers share could not be reached."""
     USELESS = "useless"
     """The next turn's history has nothing in common with it that could be reused."""
     NO_PAIR = "no_pair"
@@ -46,6 +59,8 @@ class Why(StrEnum):
     """The engine that was to pull it could not be reached."""
     REFUSED = "refused"
     """A prefill engine would not read it."""
+    LEG_FAILED = "leg_failed"
+    """The prefill engine that was to read it has failed the leg."""
     WRONG = "wrong"
     """What its engine retained was found wrong."""
     ENGINE_ENDING = "engine_ending"
@@ -89,7 +104,17 @@ class Kept:
     @property
     def retained_blocks(self) -> Iterator[int]:
         """KV blocks that the engine cannot use for anything else."""
-        return (block for runs in self.blocks for first, count in runs for block in range(first, first + count))
+        return (block for runs in self.blocks for block in from_ranges(runs))
+
+    @property
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """The same as runs."""
+        return chain.from_iterable(self.blocks)
+
+    @property
+    def group_sizes(self) -> list[int]:
+        """How many blocks each KV group has."""
+        return [sum(abs(count) for _, count in runs) for runs in self.blocks]
 
     @property
     def held(self) -> Held:
@@ -150,8 +175,28 @@ class GivenUp:
     why: Why
 
 
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What an engine process retains for live handles.
+
+    blocks: those that several handles share count once. last_deadline: on the router's clock.
+    """
+
+    handles: int
+    blocks: int
+    last_deadline: float
+
+
 class HandleStore(Protocol):
     """A place for handles. A store that cannot be reached answers as if it were empty."""
+
+    def __len__(self) -> int:
+        """How many handles there are, as far as is known without waiting."""
+        ...
+
+    def retained_blocks(self, process: str) -> int:
+        """How many blocks an engine process retains for live handles, as far as is known without waiting."""
+        ...
 
     async def find(self, query: Query) -> Found:
         """Handles that could be taken now."""
@@ -210,6 +255,10 @@ class HandleStore(Protocol):
 
     async def give_up(self, process: str) -> tuple[Kept, ...]:
         """Give up the handles of an engine process, for the caller to release; those that are taken as in ``end``."""
+        ...
+
+    async def retained(self) -> Mapping[str, Retention]:
+        """What each engine process retains for live handles, taken ones too; no process that has none."""
         ...
 
     async def empty(self) -> tuple[Kept, ...]:

@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 
 from kvloop_connector.lease_requests import MOST_HANDLES, RELEASE_PATH, RENEW_PATH, Outcome
-from kvloop_router.engines import LACKS_LEASES, Engine, Engines
+from kvloop_router.engine import Engine
+from kvloop_router.engines import LACKS_LEASES, Engines
 from kvloop_router.errors import EngineFailed, EngineRejected
 from kvloop_router.headers import upstream
 

@@ -7,7 +7,6 @@ lease. Memory is what it costs; past an engine's budget the longest idle are giv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _SLACK = 1e-3
@@ -97,23 +96,3 @@ def budget(most: int, *, capped: bool, newest: int) -> int:
         there has to be room for the next one before it ends, as much as for the newest, of ``newest`` blocks.
     """
     return most - min(most // 2, max(most // _ROOM, newest)) if capped else most
-
-
-def surplus(idle: Iterable[tuple[str, Iterable[int]]], uses: Mapping[int, int], most: int) -> tuple[str, ...]:
-    """Which handles to give up so that no more than ``most`` blocks are retained, as far as idle ones go.
-
-    idle: names and blocks of the handles that nobody has taken, the longest idle first.
-    uses: of all retained blocks, how many handles hold each, those that are taken too. A block that others hold as
-        well stays retained.
-    """
-    excess = len(uses) - most
-    gone: dict[int, int] = {}
-    chosen: list[str] = []
-    for name, blocks in idle:
-        if excess <= 0:
-            break
-        chosen.append(name)
-        for block in blocks:
-            gone[block] = times = gone.get(block, 0) + 1
-            excess -= times == uses[block]
-    return tuple(chosen)

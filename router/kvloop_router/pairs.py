@@ -53,7 +53,7 @@ class PairReport:
 
 
 class Pairs:
-    """The reports on all pairs of engines with the same KV revision."""
+    """The reports on all pairs of engines with the same KV revision, and the same model."""
 
     def __init__(self) -> None:
         self._reports: dict[tuple[str, str], PairReport] = {}
@@ -66,7 +66,7 @@ class Pairs:
             for decode in specs:
                 if (prefill.role, decode.role) != (Role.PREFILL, Role.DECODE):
                     continue
-                if prefill.kv_revision != decode.kv_revision:
+                if (prefill.kv_revision, prefill.model) != (decode.kv_revision, decode.model):
                     continue
                 key = (prefill.name, decode.name)
                 known = self._reports.get(key)

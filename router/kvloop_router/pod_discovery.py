@@ -102,7 +102,7 @@ def engine_of(pod: Mapping[str, Any]) -> EngineSpec | None:
     return EngineSpec(
         name=meta["name"],
         role=Role(role),
-        url=f"http://{host}:{ENGINE_PORT}",
+        url=f"{_scheme(pod)}://{host}:{ENGINE_PORT}",
         pod_uid=meta["uid"],
         process=f"{meta['uid']}/{(container or {}).get('containerID') or ''}",
         kv_revision=revision,
@@ -120,6 +120,16 @@ def engine_of(pod: Mapping[str, Any]) -> EngineSpec | None:
 def _engine_container(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
     containers = status.get("containerStatuses") or ()
     return next((container for container in containers if container.get("name") == ENGINE_CONTAINER), None)
+
+
+def _scheme(pod: Mapping[str, Any]) -> str:
+    """Of the engine's own address: what the kubelet is told to speak to it."""
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    own: Mapping[str, Any] = next(
+        (container for container in containers if container.get("name") == ENGINE_CONTAINER), {}
+    )
+    probe = (own.get("readinessProbe") or {}).get("httpGet") or {}
+    return "https" if probe.get("scheme") == "HTTPS" else "http"
 
 
 def _runs(container: Mapping[str, Any]) -> bool:

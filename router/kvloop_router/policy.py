@@ -1,7 +1,9 @@
 """Which engines serve a turn: pure functions over a snapshot of them. Chance is an argument.
 
-Power of two on load: of two engines drawn at random the less loaded one. Prefill and decode always have the same KV
-revision; a handle's turn stays at the decode engine that issued it where that still serves.
+Power of two on load: of two engines drawn at random the less loaded one. Load is work in tokens: at prefill those that
+are to be computed, at decode those that are read for each new one. Prefill and decode always have the same KV revision;
+a handle's turn stays at the decode engine that issued it where that still serves, and is not overloaded: elsewhere the
+whole prompt's KV has to be moved.
 """
 
 from __future__ import annotations
@@ -13,22 +15,37 @@ from random import Random
 from kvloop_connector.settings import Role
 from kvloop_router.errors import Unavailable
 
+SEQUENCE_TOKENS = 512
+"""What one more sequence costs a decode step, in tokens of KV that it reads."""
+_OVERLOAD_FACTOR = 2.0
+_OVERLOAD_TOKENS = 32_768
+"""The engine that holds a conversation is overloaded with this much more to do than the factor times another's work."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """An engine as the policy sees it.
 
-    process: as in EngineSpec. load: requests of this router there now.
+    process: as in EngineSpec. load: work of this router there now, in tokens, for each of its ranks.
     serving: it gets new turns. healthy: it answers, though it may be draining.
+    suspect: its legs have failed; passed over as long as there is another. full: it has as many turns as it may; passed
+    over likewise.
     """
 
     name: str
     role: Role
     process: str
     kv_revision: str
-    load: int
+    load: float
     serving: bool
     healthy: bool
+    suspect: bool = False
+    full: bool = False
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing speaks against it."""
+        return not self.suspect and not self.full
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +55,11 @@ class Pair:
     prefill: str
     decode: str
     kv_revision: str
+
+
+def decode_load(sequences: int, tokens: int) -> float:
+    """What a decode step costs, in tokens of KV. tokens: of all sequences together."""
+    return float(SEQUENCE_TOKENS * sequences + tokens)
 
 
 def choose_pair(
@@ -52,7 +74,8 @@ def choose_pair(
 ) -> Pair:
     """A prefill and a decode engine of the same KV revision. Raises Unavailable.
 
-    issuer: process of the decode engine that holds the conversation; preferred for the decode leg, never for prefill.
+    issuer: process of the decode engine that holds the conversation; preferred for the decode leg unless it is
+        overloaded, full or suspect, never for prefill.
     revision: only engines of it. avoid_*: names to pass over as long as there is another engine.
     usable: whether a pair of names may be used; pairs that may not are passed over as long as there is another.
     """
@@ -63,8 +86,7 @@ def choose_pair(
         decodes = _serving(engines, Role.DECODE, candidate)
         if not prefills or not decodes:
             continue
-        home = [engine for engine in decodes if engine.process == issuer and engine.name not in avoid_decode]
-        decode = home[0] if home else _two(_spare(decodes, avoid_decode), random)
+        decode = _at_home(decodes, issuer, avoid_decode, random)
         paired = [engine for engine in prefills if usable(engine.name, decode.name)] or prefills
         return Pair(_two(_spare(paired, avoid_prefill), random).name, decode.name, candidate)
     raise Unavailable(*why_unavailable(engines))
@@ -149,10 +171,30 @@ def _revisions(engines: Collection[Candidate], random: Random) -> list[str]:
     return list(dict.fromkeys(revisions))
 
 
+def _at_home(decodes: Sequence[Candidate], issuer: str | None, avoid: Collection[str], random: Random) -> Candidate:
+    """The engine that holds the conversation, or another where that is not to be had or not to be waited for."""
+    home = [engine for engine in decodes if engine.process == issuer and engine.name not in avoid]
+    others = [engine for engine in decodes if engine not in home]
+    if not home:
+        return _two(_spare(decodes, avoid), random)
+    if not others:
+        return home[0]
+    other = _two(_spare(others, avoid), random)
+    overloaded = home[0].load > _OVERLOAD_FACTOR * other.load + _OVERLOAD_TOKENS
+    leaves = (overloaded or not home[0].sound) and other.sound and other.name not in avoid
+    return other if leaves else home[0]
+
+
 def _spare(engines: Sequence[Candidate], avoid: Collection[str]) -> Sequence[Candidate]:
     return [engine for engine in engines if engine.name not in avoid] or engines
 
 
 def _two(engines: Sequence[Candidate], random: Random) -> Candidate:
+    engines = (
+        [engine for engine in engines if engine.sound]
+        or [engine for engine in engines if not engine.full]
+        or [engine for engine in engines if not engine.suspect]
+        or engines
+    )
     drawn = engines if len(engines) < 2 else random.sample(list(engines), 2)
     return min(drawn, key=lambda engine: engine.load)

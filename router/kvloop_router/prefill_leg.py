@@ -13,12 +13,15 @@ from typing import Any
 import orjson
 
 from kvloop_connector.verdict import Outcome
-from kvloop_router import legs
-from kvloop_router.engines import Engine, Engines
-from kvloop_router.errors import EngineError, EngineFailed, EngineRejected, EngineUnreachable
+from kvloop_router import cost_model, legs, sizes
+from kvloop_router.engine import Engine, Work
+from kvloop_router.engines import Engines
+from kvloop_router.errors import EngineDraining, EngineError, EngineFailed, EngineRejected, EngineUnreachable
 from kvloop_router.kept import HandleStore, Why
+from kvloop_router.load import prompt_tokens
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs
+from kvloop_router.paths import Paths
 from kvloop_router.release import Pending, Releases
 from kvloop_router.request import Request
 from kvloop_router.reuse import Option
@@ -48,9 +51,9 @@ class Prefilled:
 
     engine: Engine | None
     params: Mapping[str, Any] | None
-    rendered: Sequence[int] | None
-    prompt_tokens: int | None
-    first: FirstToken | None
+    rendered: Sequence[int] | None = None
+    prompt_tokens: int | None = None
+    first: FirstToken | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,7 @@ class PrefillLegs:
         pairs: Pairs,
         metrics: Metrics,
         truth_sampling: TruthSampling,
+        paths: Paths,
         clock: Callable[[], float],
     ) -> None:
         self._engines = engines
@@ -91,6 +95,7 @@ class PrefillLegs:
         self._pairs = pairs
         self._metrics = metrics
         self._truth_sampling = truth_sampling
+        self._paths = paths
         self._clock = clock
 
     async def run(
@@ -112,18 +117,31 @@ class PrefillLegs:
             ask_token_ids=leg.learning,
             ask_logprobs=option is not None and self._truth_sampling.asks(engine, option.kept),
         )
+        held = option.tokens if option is not None else 0
+        rate = self._paths.tokens_per_character
+        watch = self._paths.prefill_leg(name, sizes.prefill_work(leg.request, leg.token_ids, held, rate))
         started = self._clock()
         outcome = "failed"
         try:
-            answer = await self._engines.complete(name, leg.request.api, body, leg.headers, seconds=leg.seconds)
+            # One that carries a handle fails with the handle's issuer too.
+            counted = None if leg.token_ids is None else len(leg.token_ids)
+            to_compute = max(1, prompt_tokens(leg.request, counted) - (option.tokens if option is not None else 0))
+            work = Work(to_compute, tells=carried is None)
+            answer = await self._engines.complete(
+                name, leg.request.api, body, leg.headers, seconds=leg.seconds, work=work
+            )
             ended(engine)
             prefilled = _prefilled(name, engine, answer.body)
             outcome = "ok"
+            watch.first_token(_work(prefilled, held))
         except EngineError as error:
             await self._settle_failure(error, option, rider)
             raise
         finally:
+            watch.close()
             self._metrics.legs.labels("prefill", outcome).observe(self._clock() - started)
+        if prefilled.prompt_tokens is not None and leg.token_ids is None:
+            self._paths.count(sizes.characters(leg.request), prefilled.prompt_tokens)
         if option is not None:
             await self._settle(option, prefilled)
         if rider is not None:
@@ -138,10 +156,14 @@ class PrefillLegs:
 
     async def _settle_failure(self, error: EngineError, option: Option | None, rider: Pending | None) -> None:
         """After a failed leg: a handle that provably nobody read goes back after a 4xx and is released if nothing was
-        sent; any other is lost.
+        sent; any other is lost. One that nobody reads any more, since the engine has answered, its issuer lets go if it
+        can be told.
         """
         if rider is not None:
             self._releases.failed(rider)
+        ended_there = isinstance(error, EngineFailed) and error.status
+        if option is not None and ended_there and self._releases.add_failed(option.kept):
+            await self._store.spend(option.kept.ident, option.grant)
         if option is None or not isinstance(error, EngineRejected | EngineUnreachable):
             return
         ended = await self._store.put_back(option.kept.ident, option.grant)
@@ -157,6 +179,16 @@ class PrefillLegs:
         return self._releases.rider(prefill.spec.kv_revision, reachable)
 
 
+def _work(prefilled: Prefilled, held: int) -> cost_model.Work | None:
+    """What a leg turned out to do that was to read ``held`` tokens; None where the engine does not tell."""
+    cached = (prefilled.params or {}).get("remote_prefill_cached_tokens")
+    if prefilled.prompt_tokens is None or type(cached) is not int:
+        return None
+    # The last token is always computed. Less than it was to read: its own cache had nearly all.
+    context = max(0, min(cached, prefilled.prompt_tokens - 1))
+    return cost_model.Work(prefilled.prompt_tokens - context, context, held if held and cached >= held else 0)
+
+
 def _prefilled(name: str, engine: Engine | None, body: bytes) -> Prefilled:
     try:
         answer = orjson.loads(body)
@@ -166,7 +198,7 @@ def _prefilled(name: str, engine: Engine | None, body: bytes) -> Prefilled:
         raise EngineFailed(name, "an answer that is not an object")
     choices = answer.get("choices") or [{}]
     if choices[0].get("finish_reason") == "abort":
-        raise EngineFailed(name, "draining")
+        raise EngineDraining(name)
     params = answer.get(legs.PARAMS)
     usage = answer.get("usage")
     counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None

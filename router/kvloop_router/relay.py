@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import orjson
 
 from kvloop_router import splice, sse
-from kvloop_router.engines import Answer, Upstream
-from kvloop_router.errors import EngineFailed, StreamBroken
+from kvloop_router.engines import Answer
+from kvloop_router.errors import EngineDraining, EngineFailed, StreamBroken
 
 _DONE = b"data: [DONE]"
 _SERVER_ERROR = 500
@@ -24,6 +24,22 @@ _SERVER_ERROR = 500
 
 class ClientGone(Exception):
     """The client has closed its connection."""
+
+
+class Source(Protocol):
+    """The engine's side of an answer; see ``engines.Upstream``."""
+
+    engine: str
+    status: int
+    content_type: str
+
+    async def read(self) -> bytes:
+        """The next bytes; empty at the end. Raises StreamBroken where the answer ends before its end."""
+        ...
+
+    def unread(self) -> bytes:
+        """What has arrived and was not read. Raises StreamBroken where the answer has ended before its end."""
+        ...
 
 
 class Downstream(Protocol):
@@ -42,6 +58,10 @@ class Downstream(Protocol):
         """Send bytes of the body. Raises ClientGone."""
         ...
 
+    async def comment(self, data: bytes) -> None:
+        """Send bytes that are no part of the answer. Raises ClientGone."""
+        ...
+
     async def end(self) -> None:
         """The body is complete. Raises ClientGone."""
         ...
@@ -54,6 +74,7 @@ class Begun:
         self._downstream = downstream
         self._begun = begun
         self.write = downstream.write
+        self.comment = downstream.comment
         self.end = downstream.end
 
     @property
@@ -110,13 +131,13 @@ async def whole(answer: Answer, engine: str, *, keep_token_ids: bool, finished: 
         raise EngineFailed(engine, "an answer that is not JSON") from error
     ended.add(part)
     if ended.aborted_empty:
-        raise EngineFailed(engine, "draining")
+        raise EngineDraining(engine)
     await finished(ended)
     return part.data, ended
 
 
 async def stream(
-    upstream: Upstream,
+    upstream: Source,
     downstream: Downstream,
     *,
     keep_token_ids: bool,
@@ -155,7 +176,7 @@ async def stream(
     return ended
 
 
-async def copy(upstream: Upstream, downstream: Downstream) -> None:
+async def copy(upstream: Source, downstream: Downstream) -> None:
     """Copy an answer to its end, as it is. Raises EngineFailed before the first byte, StreamBroken after it."""
     while data := await _read(upstream, downstream):
         if not downstream.started:
@@ -166,7 +187,7 @@ async def copy(upstream: Upstream, downstream: Downstream) -> None:
     await downstream.end()
 
 
-async def _read(upstream: Upstream, downstream: Downstream) -> bytes:
+async def _read(upstream: Source, downstream: Downstream) -> bytes:
     try:
         return await upstream.read()
     except StreamBroken as error:
@@ -175,7 +196,7 @@ async def _read(upstream: Upstream, downstream: Downstream) -> bytes:
         raise EngineFailed(upstream.engine, "the answer broke off before it began") from error
 
 
-def _told_by_unread(upstream: Upstream, events: sse.Events, ended: Ended) -> bool:
+def _told_by_unread(upstream: Source, events: sse.Events, ended: Ended) -> bool:
     """The client has left an answer that is complete, though not yet passed on: whether what has arrived of it tells a
     handle, whose blocks would stay retained if nobody kept it.
     """
@@ -208,7 +229,7 @@ def _take(event: bytes, ended: Ended, engine: str, *, keep_token_ids: bool) -> b
 def _refuse_failure(ended: Ended, engine: str) -> None:
     """Before the first byte, an engine's own error or a draining engine's empty answer is a failure like a 5xx."""
     if ended.aborted_empty:
-        raise EngineFailed(engine, "draining")
+        raise EngineDraining(engine)
     if ended.error >= _SERVER_ERROR and not ended.content and not ended.token_ids:
         raise EngineFailed(engine, f"error {ended.error} instead of an answer")
 
@@ -225,7 +246,7 @@ def _error_status(event: bytes) -> int:
 
 
 async def _send(
-    downstream: Downstream, held: list[bytes], upstream: Upstream, ended: Ended, clock: Callable[[], float]
+    downstream: Downstream, held: list[bytes], upstream: Source, ended: Ended, clock: Callable[[], float]
 ) -> None:
     before = clock()
     if not downstream.started:

@@ -86,6 +86,14 @@ class Releases:
         if self._direct(kept.decode, kept.process):
             self.add(kept, Why.REFUSED)
 
+    def add_failed(self, kept: Kept) -> bool:
+        """Have a handle released whose leg has failed and has ended, so that nobody reads it any more, though somebody
+        may have: of this only the issuer can be told. Whether it can."""
+        told = self._direct(kept.decode, kept.process)
+        if told:
+            self.add(kept, Why.LEG_FAILED)
+        return told
+
     def add_handle(
         self, handle: KVHandle, why: Why, *, process: str, decode: str, kv_revision: str, deadline: float
     ) -> None:

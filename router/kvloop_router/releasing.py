@@ -105,7 +105,7 @@ class Releaser:
             await self._engines.complete(
                 prefill,
                 Api.COMPLETIONS,
-                legs.filler(self._config.model.served_name, item.handle),
+                legs.filler(self._engines.model_of(prefill), item.handle),
                 upstream({}, f"release-{item.handle.request_id}"),
                 seconds=min(_FILLER_SECONDS, self._config.timeouts.prefill_seconds),
             )

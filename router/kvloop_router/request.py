@@ -147,7 +147,9 @@ def require_model(body: Mapping[str, Any], models: frozenset[str]) -> str:
     if not isinstance(model, str):
         raise RequestError("'model' must be a string.", param="model", code="invalid_type")
     if model not in models:
-        raise RequestError(f"The model '{model}' does not exist.", param="model", code="model_not_found", status=404)
+        known = ", ".join(f"'{name}'" for name in sorted(models))
+        message = f"The model '{model}' does not exist. There is: {known}."
+        raise RequestError(message, param="model", code="model_not_found", status=404)
     return model
 
 

@@ -5,17 +5,17 @@ With KvloopConnector the prefill engine proves it: here a handle is found by the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvloop_connector.digest import DigestKey, Retained, block_digests, retain, reusable_tokens
 from kvloop_connector.errors import InvalidHandle
-from kvloop_connector.handle import KVHandle
-from kvloop_router import history, leases, legs
+from kvloop_connector.handle import RETAIN_PARAMS, KVHandle
+from kvloop_router import history, leases, legs, ranks
 from kvloop_router.config import Config
-from kvloop_router.engines import Engine, Engines
+from kvloop_router.engine import Engine
+from kvloop_router.engines import Engines
 from kvloop_router.kept import Absence, Found, HandleStore, Kept, Match, Query, Why, packed, same_name
 from kvloop_router.leases import Pace
 from kvloop_router.relay import Ended
@@ -24,10 +24,8 @@ from kvloop_router.request import Request
 from kvloop_router.scope import Scope
 from kvloop_router.turn_log import TurnReport
 
-# Each data-parallel rank of one process has an engine id of its own.
 _GAIN = 2
 """How many times as much as the other conversation loses a handle has to give."""
-_RANK = re.compile(r"_dp\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +52,12 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The handles that a turn may use, the longest prefix first; ``reason`` is why there is none."""
+    """The handles that a turn may use, the longest prefix first; ``reason`` is why there is none. ``equal``: how many
+    tokens were proven where these are too few to use any."""
 
     options: tuple[Option, ...]
     reason: str
+    equal: int = 0
 
 
 class _Proof:
@@ -128,7 +128,8 @@ class Reuse:
             return Options(tuple(sorted(usable, key=lambda option: option.tokens, reverse=True)), "")
         await self._give_up(found.matches)
         partly = any(option.tokens or not option.kept.retained.digests for option in proven)
-        return Options((), "below_threshold" if partly else "diverged")
+        equal = max(option.tokens for option in proven)
+        return Options((), "below_threshold" if partly else "diverged", equal)
 
     async def keep(
         self,
@@ -153,6 +154,24 @@ class Reuse:
             )
         return reason
 
+    @property
+    def params_alone(self) -> Mapping[str, Any] | None:
+        """What a decode leg carries that has no prefill leg: with KvloopConnector, that the engine is to retain its
+        blocks; a stock one would retain them for ever."""
+        return RETAIN_PARAMS if self._config.kv_transfer.verified_by_engine else None
+
+    def why_none_returned(self, request: Request, ended: Ended) -> str:
+        """Why a decode leg that was to leave a handle left none."""
+        if not self._config.kv_transfer.bidirectional_kv_xfer:
+            return "off"
+        if "abort" in ended.finish_reasons.values():
+            return "abort"
+        if request.stream and not self._config.engine.stream_handles:
+            return "stream"
+        if ended.error:
+            return "error"
+        return "stop_string" if request.body.get("stop") else "unknown"
+
     async def end(self, scope: Scope, conversation: str) -> int:
         """Release all that is kept of a conversation; gives how many handles."""
         ended = await self._store.end(scope.ident, conversation)
@@ -165,8 +184,13 @@ class Reuse:
         if await self._store.withdraw(option.kept.ident):
             self._releases.add(option.kept, Why.NO_PAIR)
 
+    async def supersede(self, option: Option | None) -> None:
+        """Release a handle that a turn could have read and did not, once that turn has left its own: it holds more."""
+        if option is not None and await self._store.withdraw(option.kept.ident):
+            self._releases.add(option.kept, Why.SUPERSEDED)
+
     def _proven(self, kept: Kept, proof: _Proof) -> int:
-        groups = [sum(count for _, count in runs) for runs in kept.blocks]
+        groups = kept.group_sizes
         if len(groups) > 1 and not self._config.engine.multi_group_reuse:
             return 0
         return reusable_tokens(
@@ -230,9 +254,12 @@ class Reuse:
                 ends=since + self._longest,
                 pace=pace,
             )
+            refused = ""
             for given_up in await self._store.put(kept, max_blocks=self._budget(decode, handle)):
                 self._releases.add(given_up.kept, given_up.why)
-            return ""
+                if given_up.kept.ident == kept.ident:
+                    refused = given_up.why.value
+            return refused
         self._releases.add_handle(
             handle,
             Why.NOT_KEPT,
@@ -245,7 +272,7 @@ class Reuse:
 
     async def _notice_restart(self, decode: Engine, handle: KVHandle) -> None:
         """An engine id that changed is a new process, whose memory holds nothing of the old one's."""
-        engine_id = _RANK.sub("", handle.engine_id)
+        engine_id = ranks.without(handle.engine_id)
         if decode.engine_id not in (None, engine_id):
             self._releases.orphan(decode.spec.process)
             await self._store.orphan(decode.spec.process)

@@ -35,7 +35,7 @@ class Scope:
 
 def tenant(secret: bytes, api_key: str | None) -> bytes:
     """A digest of the API key that says nothing of it; of none, where no keys are configured."""
-    return _digest(secret, b"tenant", (api_key or "").encode())
+    return _digest(secret, b"tenant", (api_key or "").encode("utf-8", "surrogatepass"))
 
 
 def scope(

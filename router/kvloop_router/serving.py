@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import platform
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,31 +17,40 @@ from typing import Any
 
 from aiohttp import web
 
+from kvloop_router import api_keys, tls
 from kvloop_router.admin import AdminApi
+from kvloop_router.admission import Admission
 from kvloop_router.api import PublicApi
+from kvloop_router.api_keys import ApiKeys
 from kvloop_router.background import Background
 from kvloop_router.canary import Canary
-from kvloop_router.config import Config, read_api_keys, read_digest_key, read_token
+from kvloop_router.choosing import paths
+from kvloop_router.config import Config, read_digest_key, read_token
 from kvloop_router.discovery import watch
 from kvloop_router.engine_spec import EngineSpec
 from kvloop_router.engines import Engines, open_session
-from kvloop_router.kept import Why
+from kvloop_router.errors import InvalidConfig
+from kvloop_router.health import Rules
+from kvloop_router.kept import HandleStore, Why
 from kvloop_router.lease_calls import LeaseCalls
 from kvloop_router.leases import Terms
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs, Templates
+from kvloop_router.probing import Prober
 from kvloop_router.release import Releases
 from kvloop_router.releasing import Releaser
+from kvloop_router.reloading import Reloading
 from kvloop_router.renewing import Renewer
 from kvloop_router.state import State
-from kvloop_router.store import MemoryStore
+from kvloop_router.stores import open_store
+from kvloop_router.template_probe import TemplateProbe
 from kvloop_router.truth_sampling import TruthSampling
 from kvloop_router.turn import Turns
-from kvloop_router.turn_log import TurnLog
+from kvloop_router.turn_log import Tracing, TurnLog
 
 _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 0.5
-_HEALTH_SECONDS = 2.0
+_RELOADING_SECONDS = 2.0
 _RENEWAL_LEAD = 4
 """Handles are renewed in this part of their time, the last."""
 
@@ -53,11 +65,15 @@ class Router:
     state: State
     engines: Engines
     pairs: Pairs
-    store: MemoryStore
+    store: HandleStore
     releases: Releases
     background: Background
     releaser: Releaser
     truth_sampling: TruthSampling
+    reloading: Reloading
+    metrics: Metrics
+    probe: TemplateProbe
+    admission: Admission
 
     async def drained(self) -> None:
         """Take no new turns, and wait until the running ones and the legs of clients that left have ended."""
@@ -67,7 +83,7 @@ class Router:
         await self.background.idle()
 
     async def release_all(self) -> None:
-        """Have every kept handle released: they are in this process's memory, and nobody can use them after it."""
+        """Have every handle released that is in this process's memory: nobody can use them after it."""
         for kept in await self.store.empty():
             self.releases.add(kept, Why.SHUTDOWN)
         await self.releaser.all()
@@ -80,19 +96,28 @@ async def serving(
     """A router that serves until the context is left, which cuts off what still runs. Raises InvalidConfig."""
     secret = read_digest_key(Path(config.digest_key_file))
     token = read_token(Path(config.admin.token_file))
-    api_keys = read_api_keys(Path(config.api_keys_file)) if config.api_keys_file else frozenset()
     random = random or Random()  # noqa: S311  it spreads load
-    metrics, log, pairs, background = Metrics(), TurnLog(), Pairs(), Background()
+    metrics, pairs, background = Metrics(), Pairs(), Background()
+    reloading = Reloading(lambda name, outcome: metrics.reloads.labels(name, outcome).inc())
+    keys = _api_keys(config, secret, reloading)
+    served, calling = _tls(config, reloading)
     state = State(time.time(), random)
-    store = MemoryStore(max_handles=config.handle_store.max_handles, clock=clock, ended=metrics.handle_ended)
-
     async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(
+            open_store(config, background=background, metrics=metrics, clock=clock, random=random)
+        )
+        log = TurnLog(clock=clock, wall_clock=time.time, tracing=_tracing(config, metrics, random, stack))
         session = await stack.enter_async_context(open_session())
         engines = Engines(
             session,
             connect_seconds=config.timeouts.connect_seconds,
-            leasing=config.kv_transfer.bidirectional_kv_xfer,
+            rules=_rules(config),
+            default_model=config.model.served_name,
+            most_turns=config.limits.turns_per_engine,
+            clock=clock,
+            tls=calling.arguments if calling is not None else dict,
         )
+        probe = TemplateProbe(engines, config.model.served_name)
         calls = LeaseCalls(engines)
         releases = Releases(
             clock,
@@ -107,6 +132,8 @@ async def serving(
             handles=lambda: len(store),
             turns=lambda: state.turns,
             retained_blocks=store.retained_blocks,
+            retained_share=config.kv_transfer.retained_share,
+            template=probe.by_case,
         )
 
         async def found_wrong(process: str) -> None:
@@ -134,15 +161,24 @@ async def serving(
             templates=Templates(),
             metrics=metrics,
             truth_sampling=truth_sampling,
+            paths=paths(config, clock),
             background=background,
             clock=clock,
             random=random,
             epoch=lambda: state.salt_epoch,
         )
+        admission = Admission(
+            running=config.limits.turns_per_engine,
+            waiting=config.limits.waiting_turns_per_engine,
+            engines=engines.decodes,
+            clock=clock,
+            refused=lambda model: metrics.refused_turns.labels(model).inc(),
+        )
         public = PublicApi(
             config=config,
+            admission=admission,
             secret=secret,
-            api_keys=api_keys,
+            api_keys=keys,
             engines=engines,
             turns=turns,
             state=state,
@@ -150,7 +186,18 @@ async def serving(
             metrics=metrics,
             clock=clock,
         )
-        admin = AdminApi(token=token, engines=engines, pairs=pairs, store=store, state=state, log=log, clock=clock)
+        admin = AdminApi(
+            config=config,
+            token=token,
+            engines=engines,
+            pairs=pairs,
+            store=store,
+            state=state,
+            log=log,
+            metrics=metrics,
+            probe=probe,
+            clock=clock,
+        )
 
         async def discovered(specs: tuple[EngineSpec, ...]) -> None:
             for process in engines.update(specs):
@@ -162,7 +209,15 @@ async def serving(
             pairs.update(specs)
 
         background.serve(await _discovery(config, discovered, metrics, random), "discovery")
-        background.serve(lambda: engines.watch(interval=_HEALTH_SECONDS), "health checks")
+        background.serve(lambda: reloading.run(interval=_RELOADING_SECONDS), "changed files")
+        prober = Prober(
+            engines,
+            config.health_checks,
+            leasing=config.kv_transfer.bidirectional_kv_xfer,
+            clock=clock,
+            random=random,
+        )
+        background.serve(prober.run, "health checks")
 
         releaser = Releaser(config=config, releases=releases, engines=engines, pairs=pairs, calls=calls, random=random)
         background.serve(releaser.tell, "releases by name")
@@ -177,11 +232,15 @@ async def serving(
                 clock=clock,
             )
             background.serve(renewer.run, "renewals")
+        if config.template_probe.enabled:
+            background.serve(probe.run, "template probe")
         if config.canary.enabled:
             canary = Canary(config=config, engines=engines, pairs=pairs, releases=releases, clock=clock, random=random)
             background.serve(canary.run, "canary")
         router = Router(
-            address=await _listen(stack, public.application(), config.listen.host, config.listen.port),
+            address=await _listen(
+                stack, public.application(), config.listen.host, config.listen.port, served.context if served else None
+            ),
             admin_address=await _listen(stack, admin.application(), config.admin.host, config.admin.port),
             config=config,
             state=state,
@@ -192,6 +251,10 @@ async def serving(
             background=background,
             releaser=releaser,
             truth_sampling=truth_sampling,
+            reloading=reloading,
+            metrics=metrics,
+            probe=probe,
+            admission=admission,
         )
         yield router
         await router.release_all()
@@ -217,14 +280,64 @@ async def _discovery(
     ).run
 
 
-async def _listen(stack: AsyncExitStack, app: web.Application, host: str, port: int) -> tuple[str, int]:
+def _api_keys(config: Config, secret: bytes, reloading: Reloading) -> ApiKeys:
+    """The keys, which change with their file. Raises InvalidConfig."""
+    if config.api_keys_file is None:
+        return ApiKeys(secret)
+    path = Path(config.api_keys_file)
+    keys = ApiKeys(secret, api_keys.read(path))
+    reloading.watch("apiKeysFile", (path,), lambda: keys.replace(api_keys.read(path)))
+    return keys
+
+
+def _tls(config: Config, reloading: Reloading) -> tuple[tls.Serving | None, tls.Calling | None]:
+    """To clients and to engines, with files that are watched. Raises InvalidConfig."""
+    serves = tls.Serving(config.listen.tls) if config.listen.tls is not None else None
+    calls = tls.Calling(config.engine_tls) if config.engine_tls is not None else None
+    for name, part in (("listen.tls", serves), ("engineTls", calls)):
+        if part is not None:
+            reloading.watch(name, part.paths, part.load)
+    return serves, calls
+
+
+def _tracing(config: Config, metrics: Metrics, random: Random, stack: AsyncExitStack) -> Tracing | None:
+    """What makes spans, where spans are wanted. Raises InvalidConfig."""
+    if config.tracing is None:
+        return None
+    try:
+        from kvloop_router import tracing
+    except ImportError as error:
+        raise InvalidConfig(f"tracing: {error.name} is not installed; it comes with kvloop[tracing]") from error
+    tracer = tracing.Tracer(
+        config.tracing,
+        random=random,
+        attributes={"service.name": "kvloop-router", "service.instance.id": platform.node()},
+        count=lambda outcome, spans: metrics.spans.labels(outcome).inc(spans),
+    )
+    stack.push_async_callback(asyncio.to_thread, tracer.close)
+    return tracer
+
+
+async def _listen(
+    stack: AsyncExitStack, app: web.Application, host: str, port: int, context: ssl.SSLContext | None = None
+) -> tuple[str, int]:
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, host, port)
+    site = web.TCPSite(runner, host, port, ssl_context=context)
     await site.start()
     bound: tuple[str, int] = runner.addresses[0][:2]
     return bound
+
+
+def _rules(config: Config) -> Rules:
+    checks = config.health_checks
+    return Rules(
+        check_failures=checks.failures,
+        check_successes=checks.successes,
+        leg_failures=checks.leg_failures,
+        suspect_seconds=checks.suspect_seconds,
+    )
 
 
 def _terms(config: Config) -> Terms:

@@ -1,7 +1,8 @@
 """Handles in the memory of one process.
 
-The life cycle is ``kvloop_connector.lifecycle``; here are only places and indexes. Methods are coroutines so that a
-store outside this process can take the memory's place; in memory none of them waits, so that each is atomic.
+The life cycle is ``kvloop_connector.lifecycle``; here are only places and indexes. A handle is kept as its record, some
+kilobytes for a conversation of many thousand tokens, and read again where a search gives it. Methods are coroutines so
+that a store outside this process can take the memory's place; in memory none of them waits, so that each is atomic.
 """
 
 from __future__ import annotations
@@ -10,87 +11,142 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from sys import intern
 
 from kvloop_connector.lifecycle import Effect, Event, Lease, State, transition
-from kvloop_router.history import Kinship, kinship, outgrown
-from kvloop_router.kept import Absence, Found, GivenUp, Kept, Match, Query, Why, same_name
-from kvloop_router.leases import surplus
+from kvloop_router import records
+from kvloop_router.block_uses import BlockUses
+from kvloop_router.history import Kinship, Trail, kinship, outgrown
+from kvloop_router.kept import (
+    SHORTLIST,
+    STRANGERS,
+    THREADS,
+    Absence,
+    Found,
+    GivenUp,
+    Kept,
+    Match,
+    Query,
+    Retention,
+    Why,
+    same_name,
+)
 
-SHORTLIST = 4
-"""How many handles a search gives at most; each costs a proof."""
+_ENTRY_BYTES = 2048
+"""What a handle takes beside its record: its places in the indexes, and what is remembered of it afterwards."""
 
-THREADS = 4
-"""How many handles are kept under one conversation id: of threads that share it, and of what was edited or forked."""
+_STEP = 512
+"""Records are filled up to a multiple of so many bytes."""
 
-_OTHERS = 2
-"""How many of those that a search gives may come from under other conversation ids."""
-
-
-_AFTER: Mapping[State, Absence] = {
+AFTER: Mapping[State, Absence] = {
     State.TAKEN: Absence.TAKEN,
     State.SPENT: Absence.TAKEN,
     State.EXPIRED: Absence.EXPIRED,
     State.ORPHANED: Absence.ENGINE_GONE,
     State.RELEASED: Absence.EVICTED,
 }
+"""Why a handle that ended so is not there."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    kept: Kept
+    """A handle. ``named``: the key of its conversation id."""
+
+    ident: str
+    process: str
+    record: bytes
+    trail: Trail
+    conversation: str | None
+    named: bytes
     lease: Lease
     revoked: bool = False
 
+    @property
+    def kept(self) -> Kept:
+        return records.decode(self.record)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.record) + _ENTRY_BYTES
+
+    @property
+    def keys(self) -> set[bytes]:
+        """What it can be found by."""
+        return {self.named, self.trail.whole, self.trail.start} - {b""}
+
+
+@dataclass(slots=True)
+class _Process:
+    """What is known of an engine process: its handles, in the order in which they came, and their blocks."""
+
+    idents: OrderedDict[str, None]
+    uses: BlockUses
+
 
 class MemoryStore:
-    """Handles in the memory of one process, at most ``max_handles``."""
+    """Handles in the memory of one process, at most ``max_handles``, of ``max_bytes`` in all."""
+
+    shared = False
 
     def __init__(
-        self, *, max_handles: int, clock: Callable[[], float], ended: Callable[[State], None] = lambda state: None
+        self,
+        *,
+        max_handles: int,
+        clock: Callable[[], float],
+        max_bytes: int | None = None,
+        ended: Callable[[State], None] = lambda state: None,
     ) -> None:
         self._max = max_handles
+        self._max_bytes = max_bytes
         self._clock = clock
         self._ended = ended
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._index: dict[bytes, dict[str, None]] = {}
-        self._uses: dict[str, dict[int, int]] = {}
+        self._processes: dict[str, _Process] = {}
         # One for each deadline that an entry has or had.
         self._deadlines: list[tuple[float, str]] = []
         self._absences: OrderedDict[bytes, Absence] = OrderedDict()
+        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def size(self) -> int:
+        """Bytes that all handles take, about."""
+        return self._bytes
+
     def retained_blocks(self, process: str) -> int:
         """How many blocks an engine process retains for live handles; those that several share count once."""
-        return len(self._uses.get(process, ()))
+        known = self._processes.get(process)
+        return 0 if known is None else known.uses.distinct
 
-    def retained(self) -> dict[str, tuple[int, float]]:
-        """For each engine process, how many handles are live and when the last one ends."""
+    async def retained(self) -> Mapping[str, Retention]:
         self._expire()
-        by_process: dict[str, tuple[int, float]] = {}
-        for entry in self._entries.values():
-            count, last = by_process.get(entry.kept.process, (0, 0.0))
-            by_process[entry.kept.process] = (count + 1, max(last, entry.kept.deadline))
-        return by_process
+        return {process: self._retention(known) for process, known in self._processes.items()}
+
+    def _retention(self, process: _Process) -> Retention:
+        deadlines = (self._entries[ident].lease.deadline for ident in process.idents)
+        return Retention(len(process.idents), process.uses.distinct, max(deadlines))
 
     async def find(self, query: Query) -> Found:
         self._expire()
         matches: dict[str, Match] = {}
-        taken, others = False, 0
+        taken, strangers = False, 0
         for entry, certain in self._candidates(query):
-            kept = entry.kept
             if len(matches) == SHORTLIST:
                 break
-            named = same_name(kept.conversation, query.conversation)
-            kin = kinship(kept.trail, query.trail, named=named)
-            if kept.ident in matches or kin is Kinship.NONE or (named is False and others == _OTHERS):
+            same = same_name(entry.conversation, query.conversation)
+            if entry.ident in matches or (same is False and strangers == STRANGERS):
                 continue
-            others += named is False
+            kin = kinship(entry.trail, query.trail, named=same)
+            if kin is Kinship.NONE:
+                continue
             certain = certain and kin is Kinship.SAME
             if entry.lease.state is State.ISSUED:
-                matches[kept.ident] = Match(kept, certain)
+                matches[entry.ident] = Match(entry.kept, certain)
+                strangers += same is False
             else:
                 taken = taken or certain
         if matches:
@@ -119,74 +175,87 @@ class MemoryStore:
 
     async def put(self, kept: Kept, *, max_blocks: int | None = None) -> tuple[GivenUp, ...]:
         self._expire()
+        entry = _entry(kept)
+        if entry.ident in self._entries:
+            return ()
+        if self._max_bytes is not None and entry.size > self._max_bytes:
+            return (GivenUp(kept, Why.FULL),)
         given_up = [GivenUp(old, Why.SUPERSEDED) for old in self._supersede(kept)]
-        if len(self._entries) >= self._max:
-            given_up += [GivenUp(old, Why.FULL) for old in self._oldest(self._entries, 1)]
-        uses = self._uses.setdefault(kept.process, {})
-        for block in kept.retained_blocks:
-            uses[block] = uses.get(block, 0) + 1
-        if max_blocks is not None and len(uses) > max_blocks:
-            idle = self._idle(self._index.get(_of_process(kept.process), ()))
-            chosen = surplus(((entry.kept.ident, entry.kept.retained_blocks) for entry in idle), uses, max_blocks)
-            given_up += [GivenUp(old, Why.BUDGET) for ident in chosen if (old := self._withdraw(ident))]
-        self._entries[kept.ident] = _Entry(kept, Lease(kept.deadline))
-        self._uses.setdefault(kept.process, uses)
-        heapq.heappush(self._deadlines, (kept.deadline, kept.ident))
-        for key in _keys(kept):
-            self._index.setdefault(key, {})[kept.ident] = None
+        if self._is_full(entry.size):
+            given_up += [GivenUp(old, Why.FULL) for old in self._make_room(entry.size)]
+        process = self._processes.get(kept.process) or _Process(OrderedDict(), BlockUses())
+        process.uses.add(kept.runs)
+        if max_blocks is not None and process.uses.distinct > max_blocks:
+            given_up += [GivenUp(old, Why.BUDGET) for old in self._keep_to(process, max_blocks)]
+        # Not there where it is new, or where the last of its handles was just given up.
+        self._processes[entry.process] = process
+        process.idents[entry.ident] = None
+        self._entries[entry.ident] = entry
+        self._bytes += entry.size
+        heapq.heappush(self._deadlines, (kept.deadline, entry.ident))
+        for key in entry.keys:
+            self._index.setdefault(key, {})[entry.ident] = None
             self._absences.pop(key, None)
         return tuple(given_up)
 
     async def due(self, before: float) -> tuple[Kept, ...]:
         self._expire()
-        return tuple(entry.kept for entry in self._idle(self._entries) if entry.kept.deadline <= before)
+        return tuple(entry.kept for entry in self._idle(self._entries) if entry.lease.deadline <= before)
 
     async def renew(self, kept: Kept) -> bool:
         self._expire()
         entry = self._entries.get(kept.ident)
         if entry is None or entry.lease.state is not State.ISSUED:
             return False
-        entry.kept, entry.lease = kept, replace(entry.lease, deadline=kept.deadline)
-        heapq.heappush(self._deadlines, (kept.deadline, kept.ident))
+        self._bytes -= entry.size
+        entry.record, entry.lease = records.encode(kept, step=_STEP), replace(entry.lease, deadline=kept.deadline)
+        self._bytes += entry.size
+        heapq.heappush(self._deadlines, (kept.deadline, entry.ident))
         return True
 
     async def note_absent(self, query: Query, why: Absence) -> None:
-        for key in (_named(query.tenant_scope, query.conversation), query.trail.whole):
+        for key in (named(query.tenant_scope, query.conversation), query.trail.whole):
             self._note(key, why)
 
     async def end(self, tenant_scope: bytes, conversation: str) -> tuple[Kept, ...]:
-        idents = tuple(self._index.get(_named(tenant_scope, conversation), ()))
+        idents = tuple(self._index.get(named(tenant_scope, conversation), ()))
         return self._revoke(idents)
 
     async def orphan(self, process: str) -> int:
-        idents = tuple(self._index.get(_of_process(process), ()))
+        idents = self._of(process)
         for ident in idents:
             self._apply(ident, Event.ORPHAN)
         return len(idents)
 
     async def give_up(self, process: str) -> tuple[Kept, ...]:
-        return self._revoke(tuple(self._index.get(_of_process(process), ())))
+        return self._revoke(self._of(process))
 
     async def empty(self) -> tuple[Kept, ...]:
-        return self._oldest(self._entries, len(self._entries))
+        return self._revoke(tuple(self._entries))
+
+    def _of(self, process: str) -> tuple[str, ...]:
+        known = self._processes.get(process)
+        return () if known is None else tuple(known.idents)
 
     def _candidates(self, query: Query) -> Iterator[tuple[_Entry, bool]]:
         """Entries by the longest whole history, then by conversation id, then by a common start; newest first."""
         for messages in range(len(query.trail), 0, -1):
-            yield from self._under(query.trail.prefix(messages), certain=True, whole=messages)
+            prefix = query.trail.prefix(messages)
+            if prefix in self._index:
+                yield from self._under(prefix, certain=True, whole=messages)
         if query.conversation is not None:
-            yield from self._under(_named(query.tenant_scope, query.conversation), certain=True)
+            yield from self._under(named(query.tenant_scope, query.conversation), certain=True)
         yield from self._under(query.trail.start, certain=False)
 
     def _under(self, key: bytes, *, certain: bool, whole: int | None = None) -> Iterator[tuple[_Entry, bool]]:
         for ident in reversed(self._index.get(key, {})):
             entry = self._entries[ident]
-            if whole is None or len(entry.kept.trail) == whole:
+            if whole is None or len(entry.trail) == whole:
                 yield entry, certain
 
     def _why_absent(self, query: Query) -> Absence:
         keys = [query.trail.prefix(messages) for messages in range(len(query.trail), query.trail.shared, -1)]
-        for key in (_named(query.tenant_scope, query.conversation), *keys):
+        for key in (named(query.tenant_scope, query.conversation), *keys):
             if key in self._absences:
                 return self._absences[key]
         return Absence.MISS
@@ -208,20 +277,47 @@ class MemoryStore:
         entry.revoked = entry.lease.state is State.TAKEN
         return entry.kept if entry.lease.state is State.RELEASED else None
 
+    def _is_full(self, size: int) -> bool:
+        most = self._max_bytes
+        return len(self._entries) >= self._max or (most is not None and self._bytes + size > most)
+
+    def _make_room(self, size: int) -> Iterator[Kept]:
+        """Give up the longest idle until there is room for one more of ``size`` bytes, or none is left."""
+        while self._is_full(size):
+            oldest = next(self._idle(self._entries), None)
+            if oldest is None:
+                return
+            yield from self._revoke((oldest.ident,))
+
+    def _keep_to(self, process: _Process, most: int) -> Iterator[Kept]:
+        """Give up the longest idle of an engine until it retains no more than ``most`` blocks, or none is left."""
+        while process.uses.distinct > most:
+            oldest = next(self._idle(process.idents), None)
+            if oldest is None:
+                return
+            yield from self._revoke((oldest.ident,))
+
     def _revoke(self, idents: Iterable[str]) -> tuple[Kept, ...]:
         return tuple(kept for ident in idents if (kept := self._withdraw(ident)))
 
     def _supersede(self, kept: Kept) -> tuple[Kept, ...]:
-        """Give up the older handles of a conversation that a newer one holds all of."""
-        older = [
-            entry.kept.ident
-            for messages in range(1, len(kept.trail) + 1)
-            for entry, _ in self._under(kept.trail.prefix(messages), certain=True, whole=messages)
-            if outgrown(entry.kept.trail, kept.trail, named=same_name(entry.kept.conversation, kept.conversation))
-        ]
-        threads = self._index.get(_named(kept.tenant_scope, kept.conversation), ()) if kept.conversation else ()
-        others = [ident for ident in threads if ident not in older]
-        return self._revoke(dict.fromkeys((*older, *others[: max(0, len(others) + 1 - THREADS)])))
+        """Give up the handles that a newer one of their conversation holds all of, and of too many threads that share
+        its id the oldest."""
+        index, trail = self._index, kept.trail
+        older = []
+        for messages in range(1, len(trail) + 1):
+            prefix = trail.prefix(messages)
+            if prefix in index:
+                older += [
+                    entry.ident
+                    for entry, _ in self._under(prefix, certain=True, whole=messages)
+                    if outgrown(entry.trail, trail, named=same_name(entry.conversation, kept.conversation))
+                ]
+        if kept.conversation is not None:
+            threads = index.get(named(kept.tenant_scope, kept.conversation), ())
+            others = [ident for ident in threads if ident not in older]
+            older += others[: max(0, len(others) + 1 - THREADS)]
+        return self._revoke(older) if older else ()
 
     def _expire(self) -> None:
         now = self._clock()
@@ -235,29 +331,21 @@ class MemoryStore:
         entries = (self._entries[ident] for ident in idents)
         return (entry for entry in entries if entry.lease.state is State.ISSUED)
 
-    def _oldest(self, idents: Iterable[str], count: int) -> tuple[Kept, ...]:
-        """Give up the first ``count`` handles of these that nobody has taken."""
-        chosen = tuple(islice(self._idle(idents), count))
-        return self._revoke(entry.kept.ident for entry in chosen)
-
     def _drop(self, entry: _Entry) -> None:
-        del self._entries[entry.kept.ident]
-        uses = self._uses[entry.kept.process]
-        for block in entry.kept.retained_blocks:
-            others = uses[block] - 1
-            if others:
-                uses[block] = others
-            else:
-                del uses[block]
-        if not uses:
-            del self._uses[entry.kept.process]
-        for key in _keys(entry.kept):
+        del self._entries[entry.ident]
+        self._bytes -= entry.size
+        process = self._processes[entry.process]
+        process.uses.remove(records.runs(entry.record))
+        del process.idents[entry.ident]
+        if not process.idents:
+            del self._processes[entry.process]
+        for key in entry.keys:
             idents = self._index[key]
-            del idents[entry.kept.ident]
+            del idents[entry.ident]
             if not idents:
                 del self._index[key]
-        for key in (_named(entry.kept.tenant_scope, entry.kept.conversation), entry.kept.trail.whole):
-            self._note(key, _AFTER[entry.lease.state])
+        for key in (entry.named, entry.trail.whole):
+            self._note(key, AFTER[entry.lease.state])
         self._ended(entry.lease.state)
 
     def _note(self, key: bytes, absence: Absence) -> None:
@@ -269,14 +357,18 @@ class MemoryStore:
             self._absences.popitem(last=False)
 
 
-def _keys(kept: Kept) -> set[bytes]:
-    history = {_named(kept.tenant_scope, kept.conversation), kept.trail.whole, kept.trail.start}
-    return {_of_process(kept.process), *history} - {b""}
-
-
-def _of_process(process: str) -> bytes:
-    return b"process/" + process.encode()
-
-
-def _named(tenant_scope: bytes, conversation: str | None) -> bytes:
+def named(tenant_scope: bytes, conversation: str | None) -> bytes:
+    """The key of a conversation id; empty where there is none."""
     return b"" if conversation is None else tenant_scope + b"/" + conversation.encode("utf-8", "surrogatepass")
+
+
+def _entry(kept: Kept) -> _Entry:
+    return _Entry(
+        ident=kept.ident,
+        process=intern(kept.process),
+        record=records.encode(kept, step=_STEP),
+        trail=kept.trail,
+        conversation=kept.conversation,
+        named=named(kept.tenant_scope, kept.conversation),
+        lease=Lease(kept.deadline),
+    )

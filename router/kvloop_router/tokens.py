@@ -57,9 +57,9 @@ class Tokenizer:
         limit: int | None
         if body is None:
             (ids,) = prompts(request.body["prompt"])
-            token_ids, limit = list(ids), self._longest()
+            token_ids, limit = list(ids), self._engines.longest(request.model)
         else:
-            token_ids, limit = await self._ask(body, headers, report)
+            token_ids, limit = await self._ask(body, request.model, headers, report)
         if token_ids is None:
             return Prompt(None, False, "no_token_ids")
         report.prompt_tokens = len(token_ids)
@@ -69,16 +69,17 @@ class Tokenizer:
         return Prompt(token_ids, known, "template" if known is False else "")
 
     async def _ask(
-        self, body: Mapping[str, Any], headers: Mapping[str, str], report: TurnReport
+        self, body: Mapping[str, Any], model: str, headers: Mapping[str, str], report: TurnReport
     ) -> tuple[list[int] | None, int | None]:
         """The ids and the longest prompt, as some engine says; (None, None) where no engine tells."""
         failed: set[str] = set()
         for _ in range(_ATTEMPTS):
-            name = choose_one(self._engines.snapshot(), self._random, Role.DECODE, failed)
+            name = choose_one(self._engines.snapshot(model), self._random, Role.DECODE, failed)
             try:
-                answer = await self._engines.complete(
-                    name, "/tokenize", body, headers, seconds=self._config.timeouts.prefill_seconds
-                )
+                with report.leg("tokenize", name) as leg:
+                    answer = await self._engines.complete(
+                        name, "/tokenize", body, leg.headers(headers), seconds=self._config.timeouts.prefill_seconds
+                    )
                 told = orjson.loads(answer.body)
                 return list(told["tokens"]), int(told["max_model_len"])
             except EngineRejected as error:
@@ -92,6 +93,3 @@ class Tokenizer:
             except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
                 return None, None
         return None, None
-
-    def _longest(self) -> int | None:
-        return min((engine.max_model_len for engine in self._engines if engine.max_model_len), default=None)

@@ -22,7 +22,8 @@ import orjson
 from kvloop_router import headers, legs, truth
 from kvloop_router.background import Background
 from kvloop_router.config import Config
-from kvloop_router.engines import Engine, Engines
+from kvloop_router.engine import Engine
+from kvloop_router.engines import Engines
 from kvloop_router.errors import EngineError, EngineFailed, EngineRejected
 from kvloop_router.kept import Kept
 from kvloop_router.metrics import Metrics

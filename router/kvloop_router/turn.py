@@ -24,8 +24,10 @@ import orjson
 from kvloop_connector.settings import Role
 from kvloop_router import history, legs, relay
 from kvloop_router.background import Background
+from kvloop_router.choosing import Choosing, Outlook
 from kvloop_router.config import Config
-from kvloop_router.engines import Engine, Engines, Needs
+from kvloop_router.engine import Engine, Needs, decode_work
+from kvloop_router.engines import Engines
 from kvloop_router.errors import (
     EngineError,
     EngineFailed,
@@ -34,11 +36,15 @@ from kvloop_router.errors import (
     StreamBroken,
     Unavailable,
 )
+from kvloop_router.keep_alive import kept_alive
 from kvloop_router.kept import HandleStore, Query
 from kvloop_router.leases import UNKNOWN, Pace
 from kvloop_router.metrics import Metrics
+from kvloop_router.outline import outline
 from kvloop_router.pairs import Pairs, Templates
-from kvloop_router.policy import Pair, choose_one, choose_pair, still_serving
+from kvloop_router.path_choice import Path
+from kvloop_router.paths import Paths
+from kvloop_router.policy import Candidate, Pair, choose_one, choose_pair, still_serving
 from kvloop_router.prefill_leg import Leg, Prefilled, PrefillLegs
 from kvloop_router.relay import Downstream, Ended
 from kvloop_router.release import Releases
@@ -47,7 +53,7 @@ from kvloop_router.reuse import Option, Options, Reuse, report_reuse
 from kvloop_router.scope import Scope
 from kvloop_router.tokens import Tokenizer
 from kvloop_router.truth_sampling import TruthSampling, WarmTurn
-from kvloop_router.turn_log import TurnReport
+from kvloop_router.turn_log import LegReport, TurnReport
 
 _DECODE_ATTEMPTS = 2
 
@@ -60,7 +66,8 @@ class Turn:
     learning: whether the prefill leg is to say which ids it rendered.
     tried: names of engines at which a leg of this turn failed.
     needs: decode, until its leg is there; prefill, until decode has read from it.
-    pace: of its conversation, as far as that is known.
+    pace: of its conversation, as far as that is known. home: the engine id of what holds it.
+    outlook: what it was thought to be, where there was a choice of how it goes.
     ended: its conversation was ended meanwhile.
     """
 
@@ -75,6 +82,8 @@ class Turn:
     tried: set[str] = field(default_factory=set)
     needs: Needs = field(default_factory=Needs)
     pace: Pace = UNKNOWN
+    home: str = ""
+    outlook: Outlook | None = None
     ended: bool = False
 
 
@@ -92,6 +101,7 @@ class Turns:
         templates: Templates,
         metrics: Metrics,
         truth_sampling: TruthSampling,
+        paths: Paths,
         background: Background,
         clock: Callable[[], float],
         random: Random,
@@ -104,6 +114,7 @@ class Turns:
         self._templates = templates
         self._metrics = metrics
         self._truth_sampling = truth_sampling
+        self._choosing = Choosing(paths, engines)
         self._background = background
         self._clock = clock
         self._random = random
@@ -117,6 +128,7 @@ class Turns:
             pairs=pairs,
             metrics=metrics,
             truth_sampling=truth_sampling,
+            paths=paths,
             clock=clock,
         )
         self._tokenizer = Tokenizer(config, engines, templates, random)
@@ -138,22 +150,24 @@ class Turns:
         """
         query = Query(scope.ident, request.conversation, history.trail(scope.history_key, request))
         turn = Turn(request, scope, query, headers, report)
-        if request.plain:
-            return await self._play_plain(turn, downstream)
         self._running[id(turn)] = turn
         try:
+            if request.plain:
+                return await self._play_plain(turn, downstream)
             why_unprovable = await self._tokenize(turn)
             found = await self._reuse.find(query, scope, turn.token_ids, why_unprovable)
+            report.proven_tokens = found.equal
             return await self._play_legs(turn, found, downstream)
         finally:
             turn.needs.close()
             del self._running[id(turn)]
+            report.outline = outline(scope.history_key, request, query.trail)
 
     async def _play_plain(self, turn: Turn, downstream: Downstream) -> bytes | None:
         """A request that no KV moves for goes to a decode engine as it is, which then retains nothing."""
         turn.report.reason = "api"
         for attempt in range(_DECODE_ATTEMPTS):
-            turn.report.decode = choose_one(self._engines.snapshot(), self._random, Role.DECODE, turn.tried)
+            turn.report.decode = choose_one(self._pool(turn), self._random, Role.DECODE, turn.tried)
             try:
                 return await self._decode(turn, turn.report.decode, None, downstream)
             except EngineError as error:
@@ -164,18 +178,19 @@ class Turns:
         pair, option, reason = await self._choose(turn, found)
         turn.report.reason = reason
         for attempt in range(_DECODE_ATTEMPTS):
-            pair, prefilled = await self._prefill(turn, pair, option)
+            if turn.report.path == Path.LOCAL:
+                prefilled = Prefilled(engine=None, params=self._reuse.params_alone)
+            else:
+                pair, prefilled = await self._prefill(turn, pair, option)
             option = None
-            pool = self._engines.snapshot()
-            pair = still_serving(pair, pool, self._random, avoid=turn.tried, usable=self._pairs.usable)
+            pair = still_serving(pair, self._pool(turn), self._random, avoid=turn.tried, usable=self._pairs.usable)
             turn.needs.only(self._engines.get(pair.prefill))
             try:
                 return await self._decode(turn, pair.decode, prefilled, relay.Begun(downstream, turn.needs.let_go))
             except EngineError as error:
                 self._may_retry(turn, error, "decode", downstream, last=attempt + 1 == _DECODE_ATTEMPTS)
             turn.report.path, turn.report.reused_tokens, turn.report.reason = "cold", 0, "engine_failed"
-            pool = self._engines.snapshot()
-            pair = choose_pair(pool, self._random, avoid_prefill=turn.tried, avoid_decode=turn.tried)
+            pair = choose_pair(self._pool(turn), self._random, avoid_prefill=turn.tried, avoid_decode=turn.tried)
         raise AssertionError("the last attempt raises")
 
     async def _tokenize(self, turn: Turn) -> str:
@@ -192,22 +207,32 @@ class Turns:
         """The engines, and the handle that is taken for them; why there is none. Raises Unavailable."""
         reason = found.reason
         for option in found.options:
+            turn.home = str(option.kept.params["remote_engine_id"])
             if not self._engines.present(option.kept.process):
                 reason = "engine_gone"
                 continue
-            pair, reason = self._warm_pair(option)
+            pair, reason = self._warm_pair(turn, option)
             if pair is None:
                 await self._reuse.discard(option)
+            elif (path := self._foresee(turn, option, pair)) is not Path.WARM:
+                # Nothing is read: the handle stays where it is, until this turn's own takes its place.
+                return (pair if path is Path.COLD else replace(pair, prefill="")), None, "cheaper"
             elif (grant := await self._store.take(option.kept.ident)) is not None:
                 turn.report.proven_tokens = option.tokens if option.proven else 0
-                turn.pace = option.kept.pace.after(self._clock() - option.kept.since)
+                turn.report.retained_tokens = int(option.kept.params["remote_num_tokens"])
                 return pair, replace(option, grant=grant), ""
             else:
                 reason = "taken"
         home = found.options[0].kept.process if found.options else None
-        return choose_pair(self._engines.snapshot(), self._random, issuer=home), None, reason
+        return choose_pair(self._pool(turn), self._random, issuer=home), None, reason
 
-    def _warm_pair(self, option: Option) -> tuple[Pair | None, str]:
+    def _foresee(self, turn: Turn, option: Option, pair: Pair) -> Path:
+        """The path that this turn goes between the engines of ``pair``."""
+        turn.pace = option.kept.pace.after(self._clock() - option.kept.since)
+        turn.outlook = self._choosing.outlook(turn.request, turn.token_ids, turn.query, option, pair, turn.report)
+        return turn.outlook.path
+
+    def _warm_pair(self, turn: Turn, option: Option) -> tuple[Pair | None, str]:
         """Engines between which this handle may go, or why there are none.
 
         Where its issuer drains, prefill still pulls from there, and another engine gets the decode leg.
@@ -219,7 +244,7 @@ class Turns:
 
         try:
             pair = choose_pair(
-                self._engines.snapshot(),
+                self._pool(turn),
                 self._random,
                 issuer=kept.process,
                 revision=kept.kv_revision,
@@ -238,7 +263,7 @@ class Turns:
             if option is not None:
                 turn.report.reason = "engine_failed"
         pair = choose_pair(
-            self._engines.snapshot(),
+            self._pool(turn),
             self._random,
             issuer=option.kept.process if option else None,
             avoid_prefill=turn.tried,
@@ -247,6 +272,7 @@ class Turns:
         try:
             return pair, await self._prefill_leg(turn, pair, None, may_release=False)
         except (EngineUnreachable, EngineFailed) as error:
+            self._engines.failed(error)
             turn.report.attempts.append(f"prefill {error}")
             raise
 
@@ -286,16 +312,21 @@ class Turns:
 
     async def _run_prefill(self, turn: Turn, name: str, option: Option | None, *, may_release: bool) -> Prefilled:
         """Runs to its end whatever becomes of the client."""
-        leg = Leg(
-            request=turn.request,
-            token_ids=self._sent_ids(turn),
-            salt=turn.scope.salt,
-            headers=turn.headers,
-            learning=turn.learning,
-            may_release=may_release,
-            seconds=self._config.timeouts.prefill_seconds,
-        )
-        return await self._prefill_legs.run(leg, name, option, turn.needs.hold)
+        with turn.report.leg("prefill", name) as reported:
+            leg = Leg(
+                request=turn.request,
+                token_ids=self._sent_ids(turn),
+                salt=turn.scope.salt,
+                headers=reported.headers(turn.headers),
+                learning=turn.learning,
+                may_release=may_release,
+                seconds=self._config.timeouts.prefill_seconds,
+            )
+            return await self._prefill_legs.run(leg, name, option, turn.needs.hold)
+
+    def _pool(self, turn: Turn) -> Sequence[Candidate]:
+        """The engines that have the turn's model."""
+        return self._engines.snapshot(turn.request.model)
 
     def _sent_ids(self, turn: Turn) -> Sequence[int] | None:
         """The ids that a leg may be given; chat takes them only on engines that know how."""
@@ -309,13 +340,10 @@ class Turns:
             raise EngineUnreachable(name, "no longer there")
         turn.report.decode, turn.report.phase = name, "decode"
         params = prefilled.params if prefilled is not None else None
-        body = legs.decode(
-            turn.request,
-            params=params,
-            token_ids=self._sent_ids(turn),
-            salt=turn.scope.salt,
-            ask_token_ids=not self._verified_by_engine,
-        )
+        ids, ask = self._sent_ids(turn), not self._verified_by_engine
+        body = legs.decode(turn.request, params=params, token_ids=ids, salt=turn.scope.salt, ask_token_ids=ask)
+        watch = self._choosing.decode_leg(engine, turn.outlook, turn.report)
+        downstream = relay.Begun(downstream, watch.first_token)
         started = self._clock()
         outcome = "failed"
 
@@ -323,30 +351,40 @@ class Turns:
             await self._background.finish(self._finish(turn, engine, params, ended))
 
         try:
-            whole = await self._relay(turn, name, body, downstream, finished)
+            with turn.report.leg("decode", name) as reported:
+                whole = await self._relay(turn, engine, reported, body, downstream, finished)
             outcome = "ok"
         finally:
+            watch.close()
             self._metrics.legs.labels("decode", outcome).observe(self._clock() - started)
         return whole
 
     async def _relay(
-        self, turn: Turn, name: str, body: Mapping[str, Any], downstream: Downstream, finished: relay.Finished
+        self,
+        turn: Turn,
+        engine: Engine,
+        reported: LegReport,
+        body: Mapping[str, Any],
+        downstream: Downstream,
+        finished: relay.Finished,
     ) -> bytes | None:
-        keep_token_ids = turn.request.wants_token_ids
+        name, api, sent = engine.spec.name, turn.request.api, reported.headers(turn.headers)
+        keep_token_ids, limits = turn.request.wants_token_ids, self._config.timeouts
+        work = decode_work(engine, turn.request, turn.report.prompt_tokens, turn.home, self._random)
         if not turn.request.stream:
-            answer = await self._engines.complete(name, turn.request.api, body, turn.headers)
+            answer = await self._engines.complete(name, api, body, sent, seconds=limits.decode_seconds, work=work)
             data, _ = await relay.whole(answer, name, keep_token_ids=keep_token_ids, finished=finished)
             return data
-        async with self._engines.stream(name, turn.request.api, orjson.dumps(body), turn.headers) as upstream:
-            await relay.stream(
-                upstream, downstream, keep_token_ids=keep_token_ids, finished=finished, clock=self._clock
-            )
+        data, stall = orjson.dumps(body), limits.decode_stall_seconds
+        async with self._engines.stream(name, api, data, sent, stall_seconds=stall, work=work) as upstream:
+            source = kept_alive(upstream, downstream, limits.keep_alive_seconds)
+            await relay.stream(source, downstream, keep_token_ids=keep_token_ids, finished=finished, clock=self._clock)
         return None
 
     async def _finish(self, turn: Turn, engine: Engine, params: Mapping[str, Any] | None, ended: Ended) -> None:
         """The turn's answer is complete: keep its handle, before the client can send the next turn."""
         if params is None:
-            reason = "api" if turn.request.plain else "none_from_prefill"
+            reason = "api" if turn.request.plain else turn.report.no_prefill
         else:
             reason = await self._reuse.keep(
                 turn.request, turn.query, turn.scope, engine, turn.token_ids, ended, turn.pace
@@ -354,7 +392,7 @@ class Turns:
             if turn.ended and turn.query.conversation is not None:
                 await self._reuse.end(turn.scope, turn.query.conversation)
         if reason == "none_returned":
-            reason = self._why_none_returned(turn.request, ended)
+            reason = self._reuse.why_none_returned(turn.request, ended)
         turn.report.no_handle = reason
         if turn.report.prompt_tokens is None and ended.prompt_token_ids is not None:
             turn.report.prompt_tokens = len(ended.prompt_token_ids)
@@ -362,23 +400,14 @@ class Turns:
             self._metrics.no_handle.labels(reason).inc()
         else:
             self._metrics.handles.labels("kept").inc()
-
-    def _why_none_returned(self, request: Request, ended: Ended) -> str:
-        if not self._config.kv_transfer.bidirectional_kv_xfer:
-            return "off"
-        if "abort" in ended.finish_reasons.values():
-            return "abort"
-        if request.stream and not self._config.engine.stream_handles:
-            return "stream"
-        if ended.error:
-            return "error"
-        return "stop_string" if request.body.get("stop") else "unknown"
+            await self._reuse.supersede(turn.outlook.unread if turn.outlook is not None else None)
 
     def _may_retry(self, turn: Turn, error: EngineError, leg: str, downstream: Downstream, *, last: bool) -> None:
         """Raise ``error`` unless the leg may be sent again."""
         if isinstance(error, StreamBroken) and not downstream.started:
             error = EngineFailed(error.engine, "the answer broke off before it began")
         if downstream.started or isinstance(error, EngineRejected) or last:
+            self._engines.failed(error)
             turn.report.attempts.append(f"{leg} {error}")
             raise error
         self._failed(turn, leg, error)
@@ -387,3 +416,4 @@ class Turns:
         turn.report.attempts.append(f"{leg} {error}")
         turn.tried.add(error.engine)
         self._metrics.retries.labels(leg).inc()
+        self._engines.failed(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,10 @@ class Detokenizer:
         if not skipped:
             self._text += tokenizer.decode([step.token], skip_control=request.skip_special_tokens)
         finish, reason = step.finish, step.stop_token
+        if request.shape is not None:
+            text = request.shape.text(self._text) if finish else ""
+            ended = request.shape.finish_reason if finish in ("stop", "length") else finish
+            return Delta(text, (step.token,), ended, None, step.handle, likely=(step.likely,))
         matched = self._match(before) if self._tokens > request.min_tokens else None
         if matched is not None:
             return Delta(
@@ -178,7 +183,7 @@ class AnswerWriter:
         if request.chat:
             choice: dict[str, Any] = {
                 "index": index,
-                "delta": {"content": delta.text},
+                "delta": self._content(delta.text),
                 "logprobs": self._chat_logprobs(delta.token_ids, delta.likely),
                 "finish_reason": delta.finish,
             }
@@ -223,16 +228,30 @@ class AnswerWriter:
             "choices": [] if choice is None else [choice],
         }
 
+    def _content(self, text: str) -> dict[str, Any]:
+        shape = self.request.shape
+        if shape is None or shape.tool is None or not text:
+            return {"content": text}
+        call = self._call(shape.tool, text)
+        return {"tool_calls": [{"index": 0, **call}]}
+
+    def _call(self, name: str, arguments: str) -> dict[str, Any]:
+        call_id = f"chatcmpl-tool-{secrets.token_hex(8)}"
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
     def _message(self, index: int, choice: Choice) -> dict[str, Any]:
+        shape = self.request.shape
+        calls = [self._call(shape.tool, choice.text)] if shape is not None and shape.tool is not None else []
         return {
             "index": index,
             "message": {
                 "role": "assistant",
-                "content": choice.text,
+                "content": "" if calls else choice.text,
                 "refusal": None,
                 "annotations": None,
                 "audio": None,
                 "function_call": None,
+                **({"tool_calls": calls} if calls else {}),
                 "reasoning": None,
             },
             "logprobs": self._chat_logprobs(choice.token_ids, choice.likely),

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from kvloop_sim import tokenizer
 from kvloop_sim.options import Options
+from kvloop_sim.shape import Shape, shape_of
 from kvloop_sim.template import TemplateOptions, UnsupportedContent, images, render
 
 _COMPLETION_TOKENS: Final = 16
@@ -50,6 +51,7 @@ class GenerationRequest:
 
     adapter: the name of a LoRA adapter; empty for the model itself.
     logprobs: how many of the likeliest tokens are told beside each that was chosen; None: not even that one's.
+    shape: the form that the answer must have; None: any.
     """
 
     chat: bool
@@ -74,6 +76,7 @@ class GenerationRequest:
     tokens_as_ids: bool
     salt: str
     params: Mapping[str, Any] | None
+    shape: Shape | None = None
 
 
 def parse_generation(body: Mapping[str, Any], options: Options, *, chat: bool) -> GenerationRequest:
@@ -141,6 +144,7 @@ def parse_generation(body: Mapping[str, Any], options: Options, *, chat: bool) -
         tokens_as_ids=fields.flag("return_tokens_as_token_ids"),
         salt=_salt(body.get("cache_salt")),
         params=params,
+        shape=shape_of(body) if chat else None,
     )
 
 

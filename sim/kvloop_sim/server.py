@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from kvloop_sim.faults import StreamFault
 from kvloop_sim.leases import LeaseEndpoint
 from kvloop_sim.metrics import Metrics
 from kvloop_sim.options import Options, version_of
+from kvloop_sim.other_apis import OtherApis, json_body
 from kvloop_sim.protocol import (
     ApiError,
     Fields,
@@ -37,7 +38,7 @@ from kvloop_sim.records import Sampling
 from kvloop_sim.transfer import EngineFatal
 
 _MAX_BODY: Final = 256 * 2**20
-_DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _GUARDED: Final = ("/v1", "/v2", "/inference")
 
@@ -68,6 +69,7 @@ class Server:
         router.add_post("/detokenize", self._detokenize)
         router.add_post("/v1/chat/completions", self._chat)
         router.add_post("/v1/completions", self._completion)
+        OtherApis(self._options, self).attach(router)
         if self._options.leases is not None:
             LeaseEndpoint(self._options.leases, self._driver).attach(router)
         router.add_get("/sim/state", self._state)
@@ -86,7 +88,7 @@ class Server:
         except ApiError as error:
             return web.json_response(error.as_json(), status=error.status)
         except EngineFatal:
-            return web.json_response(internal_error(_DEAD).as_json(), status=500)
+            return web.json_response(internal_error(DEAD).as_json(), status=500)
         except web.HTTPException as error:
             phrase = HTTPStatus(error.status).phrase
             return web.json_response(ApiError(error.status, phrase, kind=phrase).as_json(), status=error.status)
@@ -130,7 +132,7 @@ class Server:
         return web.json_response({"object": "list", "data": cards})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await json_body(request)
         check_model(body, self._options)
         if "messages" in body:
             ids = chat_ids(body, self._options)
@@ -145,7 +147,7 @@ class Server:
         )
 
     async def _detokenize(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await json_body(request)
         check_model(body, self._options)
         tokens = body.get("tokens")
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
@@ -162,7 +164,14 @@ class Server:
         return await self._generate(request, chat=False)
 
     async def _generate(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
-        body = await _body(http)
+        writer = await self.prepare(http, await json_body(http), prefix="chatcmpl" if chat else "cmpl", chat=chat)
+        if writer.request.stream:
+            return await self._stream(http, writer)
+        choices = await self.collect(writer)
+        return web.json_response(writer.whole(choices))
+
+    async def prepare(self, http: web.Request, body: dict[str, Any], *, prefix: str, chat: bool = True) -> AnswerWriter:
+        """What writes the answer to a request, once it is admitted. Raises ApiError and EngineFatal."""
         if self._driver.engine.dead:
             raise EngineFatal(self._driver.engine.dead)
         faults = self._driver.faults
@@ -177,26 +186,22 @@ class Server:
                 self._driver.rejected(params)
             raise
         base = http.headers.get("X-Request-Id") or body.get("request_id") or secrets.token_hex(16)
-        answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{base}"
         release = version_of(self._options.version) or (0, 0)
-        writer = AnswerWriter(
+        return AnswerWriter(
             request=request,
-            answer_id=answer_id,
+            answer_id=f"{prefix}-{base}",
             created=int(time.time()),
             handles_in_streams=self._options.stream_handles,
             null_handles=release >= (0, 33),
         )
-        if request.stream:
-            return await self._stream(http, writer)
-        choices = await self._collect(writer)
-        return web.json_response(writer.whole(choices))
 
-    async def _collect(self, writer: AnswerWriter) -> list[Choice]:
+    async def collect(self, writer: AnswerWriter) -> list[Choice]:
+        """The whole answer. Raises ApiError."""
         request = writer.request
         choices = [Choice(prompt) for prompt in request.prompts for _ in range(request.n)]
 
         async def fill(index: int) -> None:
-            async with aclosing(self._deltas(writer, index)) as deltas:
+            async with aclosing(self.deltas(writer, index)) as deltas:
                 async for delta in deltas:
                     choices[index].add(delta)
 
@@ -207,7 +212,7 @@ class Server:
         except* LoadFailed:
             raise internal_error() from None
         except* EngineFatal:
-            raise internal_error(_DEAD) from None
+            raise internal_error(DEAD) from None
         return choices
 
     async def _stream(self, http: web.Request, writer: AnswerWriter) -> web.StreamResponse:
@@ -222,7 +227,7 @@ class Server:
         async def relay(index: int) -> None:
             nonlocal open_choices
             prompt = request.prompts[index // request.n]
-            async with aclosing(self._deltas(writer, index)) as deltas:
+            async with aclosing(self.deltas(writer, index)) as deltas:
                 started = False
                 async for delta in deltas:
                     async with lock:
@@ -250,7 +255,7 @@ class Server:
         except* LoadFailed:
             last = internal_error().as_json()
         except* EngineFatal:
-            last = internal_error(_DEAD).as_json()
+            last = internal_error(DEAD).as_json()
         except* ConnectionError:
             gone = True
         if gone:
@@ -261,7 +266,8 @@ class Server:
         await response.write_eof()
         return response
 
-    async def _deltas(self, writer: AnswerWriter, index: int) -> AsyncGenerator[Delta]:
+    async def deltas(self, writer: AnswerWriter, index: int) -> AsyncGenerator[Delta]:
+        """What each step adds to one choice."""
         request = writer.request
         prompt_index, child = divmod(index, request.n)
         prompt = request.prompts[prompt_index]
@@ -285,6 +291,10 @@ class Server:
             async with aclosing(steps):
                 async for step in steps:
                     delta = detokenizer.feed(step)
+                    if request.shape is not None and delta.finish:
+                        # What the form holds, and that it is whole, are told one after the other.
+                        yield replace(delta, finish=None, handle=None)
+                        delta = replace(delta, text="", token_ids=(), likely=())
                     yield delta
                     if delta.finish:
                         return
@@ -332,13 +342,13 @@ class Server:
 
     async def _faults(self, request: web.Request) -> web.Response:
         try:
-            self._driver.faults.order(await _body(request))
+            self._driver.faults.order(await json_body(request))
         except ValueError as error:
             raise ApiError(400, str(error)) from error
         return web.json_response(asdict(self._driver.faults.faults))
 
     async def _clock(self, request: web.Request) -> web.Response:
-        seconds = (await _body(request)).get("advance_seconds")
+        seconds = (await json_body(request)).get("advance_seconds")
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
             raise ApiError(400, "advance_seconds: not a number of 0 or more")
         self._driver.advance_clock(seconds)
@@ -378,15 +388,3 @@ class _Events:
 
 async def _mark(_request: web.Request, response: web.StreamResponse) -> None:
     response.headers["X-Kvloop-Simulated"] = "1"
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    if request.content_type != "application/json":
-        raise ApiError(415, "Unsupported Media Type: Only 'application/json' is allowed", kind="Unsupported Media Type")
-    try:
-        body = json.loads(await request.read())
-    except ValueError as error:
-        raise invalid(f"JSON decode error: {error}", "body") from error
-    if not isinstance(body, dict):
-        raise invalid("Input should be a valid dictionary", "body")
-    return body

@@ -73,6 +73,10 @@ class _Loader(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
+# A lone "=" had a meaning in YAML 1.1 that no reader of Kubernetes knows, PyYAML's neither.
+_Loader.add_constructor("tag:yaml.org,2002:value", lambda loader, node: str(node.value))
+
+
 def documents(text: str) -> list[Manifest]:
     """The objects in a stream of YAML documents."""
     return [document for document in yaml.load_all(text, _Loader) if document is not None]

@@ -212,6 +212,8 @@ def test_whatever_the_values_a_release_is_sound(helm: Helm, values: dict[str, An
 def test_every_value_of_the_chart_is_in_a_golden_release() -> None:
     """A value that no golden release sets could be lost from the templates unseen."""
     unset = {"fullnameOverride", "rbac", "terminationGracePeriodSeconds", "podSecurityContext", "securityContext"}
+    # Long, and compared with its files by test_monitoring.py.
+    unset.add("monitoring")
     used = {key for values in CASES.values() for key in values}
     assert used | unset == set(read_values(CHART))
 

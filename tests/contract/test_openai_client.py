@@ -107,11 +107,62 @@ async def test_completions(engines: Engines, pair: Pair, tmp_path: Path, stream:
     assert text
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_responses(engines: Engines, pair: Pair, tmp_path: Path, stream: bool) -> None:
+    limits: dict[str, Any] = {
+        "temperature": 0.0,
+        "max_output_tokens": ANSWER_TOKENS,
+        "extra_body": {"ignore_eos": True},
+    }
+    async with connecting(tmp_path, engines, pair) as connected:
+        create: Any = connected.client.responses.with_raw_response.create
+        raw = await create(
+            model=SERVED_MODEL,
+            instructions="Answer the question.",
+            input=[{"role": "user", "content": QUESTION}],
+            stream=stream,
+            **limits,
+        )
+        assert (raw.headers["X-Kvloop-Path"], raw.headers["X-Kvloop-Reason"]) == ("cold", "api")
+        if stream:
+            events = [event async for event in raw.parse()]
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            assert events[0].type == "response.created"
+            assert events[-1].type == "response.completed"
+            response = events[-1].response
+            deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+            assert deltas == response.output_text
+        else:
+            response = raw.parse()
+
+    assert response.output_text
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.usage is not None
+    assert response.usage.output_tokens == ANSWER_TOKENS
+    assert (response.model_extra or {}).get("kv_transfer_params") is None
+
+
+async def test_responses_have_no_memory(engines: Engines, pair: Pair, tmp_path: Path) -> None:
+    async with connecting(tmp_path, engines, pair) as connected:
+        responses = connected.client.responses
+        with pytest.raises(openai.BadRequestError) as previous:
+            await responses.create(model=SERVED_MODEL, input="hello", previous_response_id="resp_1")
+        with pytest.raises(openai.NotFoundError) as stored:
+            await responses.retrieve("resp_1")
+        with pytest.raises(openai.NotFoundError):
+            await responses.delete("resp_1")
+
+    assert previous.value.code == "previous_response_not_found"
+    assert stored.value.code == "response_not_found"
+
+
 async def test_models(engines: Engines, pair: Pair, tmp_path: Path) -> None:
     async with connecting(tmp_path, engines, pair) as connected:
         models = await connected.client.models.list()
+        one = await connected.client.models.retrieve(SERVED_MODEL)
 
-    assert [model.id for model in models.data] == [SERVED_MODEL]
+    assert [model.id for model in models.data] == [one.id] == [SERVED_MODEL]
 
 
 async def test_errors_are_those_that_the_client_knows(engines: Engines, pair: Pair, tmp_path: Path) -> None:

@@ -82,6 +82,14 @@ class Life:
         self.wait_for("ResourceClaimTemplate", 2)
         wait_until_ready(self.kube, self.ns, prefill=1, decode=3)
 
+    def has_two_routers_for_a_while(self) -> None:
+        """They share handles in a server, which goes with the second of them."""
+        before = len(self.kube.list("Service", self.ns, selector=names.LABEL_DEPLOYMENT))
+        for replicas in (2, 1):
+            self.kube.patch(RESOURCE.kind, self.ns, "demo", {"spec": {"router": {"replicas": replicas}}})
+            self.wait_for("Deployment", replicas)
+            self.wait_for("Service", before + replicas - 1)
+
     def is_edited_by_hand(self) -> None:
         """In every kind of child that the operator may write."""
         for kind in ("Service", "ConfigMap", "Role", "RoleBinding", "PodDisruptionBudget", "Deployment", "Secret"):
@@ -208,6 +216,7 @@ def test_over_a_whole_life_nothing_is_forbidden_and_every_right_is_used(
     start_operator(*flags, "--resync-seconds=0.5", kubeconfig=account)
     life = Life(kube, ns)
     life.begins()
+    life.has_two_routers_for_a_while()
     life.is_edited_by_hand()
     life.shrinks()
     life.gets_another_image()

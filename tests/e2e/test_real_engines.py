@@ -137,6 +137,7 @@ def test_real_engines_serve_and_a_second_turn_reuses_what_decode_retained(
 ) -> None:
     deployment.apply(_spec(base_image))
     deployment.wait_until_served(seconds=START_SECONDS)
+    assert deployment.resource()["status"]["kvTransfer"]["connector"] == "KvloopConnector"
     assert deployment.conditions()["KVTransferVerified"]["message"] == "KV was seen to move in both directions"
     (prefill,) = deployment.engines(Role.PREFILL)
     work = " ".join(["The agent reads the ticket, looks at the code and runs the tests."] * 12)

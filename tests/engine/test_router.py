@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from kvloop_connector.handle import to_ranges
 from kvloop_connector.settings import Connector
-from kvloop_router.store import MemoryStore
+from kvloop_router.kept import HandleStore
 from tests.contract.legs import ANSWER_TOKENS, BLOCK, SAMPLING, Legs, Messages, fresh_salt, holds_nothing, tokenize
 from tests.harness.engines import Engine, Engines, Kind, wait_until
 from tests.harness.fixtures import REAL_ENGINES
@@ -274,9 +275,9 @@ async def test_wrong_reuse_of_stock_engines_is_found_and_stops(vllm_engines: Eng
         assert got.content == await talk.cold_text()
 
 
-async def read_blocks_of(store: MemoryStore, *, reader: str, read: str) -> None:
+async def read_blocks_of(store: HandleStore, *, reader: str, read: str) -> None:
     """Have the handle of one conversation name the blocks of another."""
-    kept = {entry.kept.conversation: entry.kept for entry in store._entries.values()}
+    kept = {each.conversation: each for each in await store.due(inf)}
     own, others = kept[reader].handle.block_ids[0], kept[read].handle.block_ids[0]
     assert await store.withdraw(kept[reader].ident)
     await store.put(replace(kept[reader], blocks=(to_ranges(others[: len(own)]),)))
@@ -297,3 +298,29 @@ async def test_canary_sees_kv_move_both_ways_between_each_pair(engines: Engines,
 
         # What the canary's second turn left is released too.
         assert await asyncio.to_thread(wait_until, lambda: holds_nothing(decode))
+
+
+async def test_a_local_turn_is_answered_as_a_cold_one_and_the_next_is_warm(engines: Engines, tmp_path: Path) -> None:
+    decode = engines.decode[0]
+    changes: dict[str, Any] = {"prefills": [engines.prefill[0]], "decode": decode, "pathChoice": {"mode": "Local"}}
+    async with conversing(tmp_path, engines, **changes) as talk:
+        await talk.turn(talk.prompt)
+        before = await asyncio.to_thread(decode.metrics)
+        got, counted = await talk.turn(MORE)
+        alone = await asyncio.to_thread(decode.metrics) - before
+
+        assert (got.path, got.reason) == ("local", "cheaper")
+        assert (counted.reads, alone.external_hits) == (0, 0)
+        assert alone.local_hits >= got.reused
+        assert alone.local_hits > 0
+        assert got.content == await talk.cold_text()
+        report = await talk.router.admin(f"/admin/v1/turns/{got.headers['X-Request-Id']}")
+        assert report["no_handle"] == ("" if engines.kind.verifies else "local")
+
+        assert talk.router.router is not None
+        known = talk.router.router.engines.get(decode.name)
+        assert known is not None
+        known.prefix_caching = False
+        after, counted = await talk.turn(MORE)
+        assert after.path == "warm"
+        assert after.content == await talk.cold_text()

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from kvloop_connector.settings import Role
+from tests.integration.hazards import Witness, watched
 from tests.integration.router_process import RouterUnderTest, scripted
 from tests.integration.scripted_engine import ScriptedEngine
+
+
+@pytest.fixture(autouse=True)
+def witness() -> Iterator[Witness]:
+    """Fails a test whose router did to a scripted engine what would harm a real one."""
+    with watched() as seen:
+        yield seen
+    assert not seen.hazards
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import yaml
 
 from kvloop_router.config import parse
 from kvloop_router.serving import Router, serving
+from tests.integration import hazards
 from tests.integration.scripted_engine import ScriptedEngine, running
 
 TOKEN = "admin-token"
@@ -142,6 +143,9 @@ def configuration(directory: Path, **changes: Any) -> dict[str, Any]:
         "kvTransfer": {"kvRecomputeThreshold": 8},
         "engine": {"promptTokenIds": True, "streamHandles": True, "multiGroupReuse": True},
         "canary": {"enabled": False},
+        "templateProbe": {"enabled": False},
+        # How long things take on a test's machine is no reason to go another way.
+        "pathChoice": {"mode": "Warm"},
     }
     for name, value in changes.items():
         document[name] = {**document.get(name, {}), **value} if isinstance(value, dict) else value
@@ -176,6 +180,7 @@ async def routing(
             return {engine.spec.name for engine in router.engines if engine.healthy} == healthy
 
         await until(all_healthy)
+        stack.enter_context(hazards.a_router_serves())
         yield under_test
 
 

@@ -158,7 +158,9 @@ async def test_an_engine_that_does_not_answer_holds_up_none_that_is_new(
     def stuck() -> bool:
         engine = pool.get("decode-0")
         # Its first check is still on its way: none has failed.
-        return engine is not None and engine.spec.pod_uid == "silent" and engine.probed and not engine.failed_probes
+        return (
+            engine is not None and engine.spec.pod_uid == "silent" and engine.probed and not engine.health.checks_failed
+        )
 
     # It takes connections, and nobody reads from them.
     with socket.create_server(("127.0.0.1", 0)) as server:

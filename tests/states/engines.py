@@ -127,12 +127,13 @@ class Kind:
     """What all engines of a house have in common.
 
     verifying: with KvloopConnector. leases: with kvloop's plug-in. reasoning: the model thinks first, and the template
-    leaves that out of the history.
+    leaves that out of the history. path: how the router chooses the path of a turn (``pathChoice.mode``).
     """
 
     verifying: bool = False
     leases: bool = False
     reasoning: bool = False
+    path: str = "Warm"
 
     def options(self, role: Role, port: int, *, prefix_caching: bool) -> Options:
         """The command line of one engine."""

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -139,9 +140,9 @@ class House:
             if counters.reads_not_granted or counters.released_while_read or engine.engine.leaked_blocks:
                 yield f"{engine.name}: {counters}, leaked {engine.engine.leaked_blocks}"
 
-    def unknown_retained(self) -> Iterator[str]:
-        """What a decode engine retains, and the router does not know."""
-        known = {entry.kept.ident for entry in self.router.store._entries.values()}
+    async def unknown_retained(self) -> AsyncIterator[str]:
+        """What a decode engine retains, and the router does not know, while nobody has taken anything."""
+        known = {kept.ident for kept in await self.router.store.due(inf)}
         # The router lets go of a handle sooner than its engine does.
         over = self.network.now() + TTL_SECONDS - ROUTER_TTL_SECONDS
         for engine in self.decode:
@@ -193,6 +194,7 @@ async def house(kind: Kind, directory: Path, seed: int, decodes: int, templates:
             "kvRecomputeThreshold": THRESHOLD,
             "decoderKvBlocksTtlSeconds": TTL_SECONDS,
         },
+        pathChoice={"mode": kind.path},
         truthSampling={"everyNthWarmTurn": 50},
         apiKeysFile=str(keys),
     )

@@ -274,7 +274,7 @@ class RouterStates(RuleBasedStateMachine):
 
     async def _finish(self) -> None:
         await self._house.settle()
-        unknown = [*self._house.unknown_retained()]
+        unknown = [each async for each in self._house.unknown_retained()]
         assert not unknown, "\n".join(unknown)
         await asyncio.sleep(TTL_SECONDS + 1)
         await self._house.settle()

@@ -9,6 +9,7 @@ from kvloop_operator import names
 from kvloop_operator.api.v1alpha1.roles import DisruptionBudget
 from kvloop_operator.manifests.common import Context, Manifest, metadata
 from kvloop_operator.manifests.engine import service_account_name
+from kvloop_operator.serving import has_own_store, router_tls
 
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
@@ -71,12 +72,23 @@ def router_network_policy(context: Context) -> Manifest:
     return _policy(context, names.router_name(context.name), names.ROUTER, ingress)
 
 
+def store_network_policy(context: Context) -> Manifest | None:
+    """Only routers of this resource reach the server in which they share handles."""
+    if not has_own_store(context.spec):
+        return None
+    ingress = [{"from": [_pods(context, names.ROUTER)], "ports": [_port(names.STORE_PORT)]}]
+    return _policy(context, names.store_name(context.name), names.STORE, ingress)
+
+
 def pod_monitor(context: Context, name: str, role: str) -> Manifest:
     """Scraping of a role's pods by the Prometheus operator."""
     monitoring = context.spec.monitoring
     meta = metadata(context, name, role)
     meta["labels"] = {**monitoring.labels, **meta["labels"]}
-    endpoint = {"port": "http", "path": "/metrics", "interval": f"{monitoring.interval_seconds}s"}
+    endpoint: dict[str, Any] = {"port": "http", "path": "/metrics", "interval": f"{monitoring.interval_seconds}s"}
+    if role == names.ROUTER and router_tls(context.spec) is not None:
+        # A pod is addressed by its number, which is not in its certificate.
+        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",

@@ -11,14 +11,15 @@ import yaml
 
 from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS, Role
 from kvloop_operator import names
-from kvloop_operator.manifests import connector
+from kvloop_operator.manifests import connector, handle_store
 from kvloop_operator.manifests.common import Context, Manifest, field_env, metadata, plain
 from kvloop_operator.manifests.overlay import merged
-from kvloop_operator.serving import model_argument, served_name
+from kvloop_operator.serving import has_own_store, model_argument, router_tls, served_name
 
 _CONFIG_VOLUME = "kvloop-config"
 _ENGINES_VOLUME = "kvloop-engines"
 _API_KEYS_VOLUME = "kvloop-api-keys"
+_TLS_VOLUME = "kvloop-tls"
 _TEMPORARY_VOLUME = "kvloop-tmp"
 _USER = 65532
 _EXIT_MARGIN_SECONDS = 30
@@ -39,7 +40,7 @@ def router_config(context: Context) -> dict[str, Any]:
         "retainedShareLimit": transfer.retained_share_limit,
     }
     return {
-        "listen": {"host": context.facts.bind_address, "port": names.ROUTER_PORT},
+        "listen": {"host": context.facts.bind_address, "port": names.ROUTER_PORT, **_tls(context)},
         "admin": {
             "host": context.facts.bind_address,
             "port": names.ADMIN_PORT,
@@ -54,8 +55,7 @@ def router_config(context: Context) -> dict[str, Any]:
             "bidirectionalKvXfer": transfer.bidirectional_kv_xfer,
             "kvRecomputeThreshold": transfer.kv_recompute_threshold,
             "decoderKvBlocksTtlSeconds": transfer.decoder_kv_blocks_ttl_seconds,
-            # What nobody set is left to the router.
-            **{field: limit for field, limit in limits.items() if limit is not None},
+            **_set(**limits),
         },
         # Which engines can, the router asks them itself.
         "leases": {"renew": True},
@@ -66,22 +66,38 @@ def router_config(context: Context) -> dict[str, Any]:
         },
         "cacheSalt": router.cache_salt,
         "sessionHeaders": list(router.session_headers),
-        "limits": {"bodyBytes": router.limits.body_bytes},
+        "limits": {
+            "bodyBytes": router.limits.body_bytes,
+            "turnsPerEngine": router.limits.turns_per_engine,
+            "waitingTurnsPerEngine": router.limits.waiting_turns_per_engine,
+            **_set(concurrentRequestsPerTenant=router.limits.concurrent_requests_per_tenant),
+        },
         "timeouts": {
+            **_set(keepAliveSeconds=router.timeouts.keep_alive_seconds),
             "connectSeconds": router.timeouts.connect_seconds,
             "prefillSeconds": router.timeouts.prefill_seconds,
+            "decodeSeconds": router.timeouts.decode_seconds,
+            "decodeStallSeconds": router.timeouts.decode_stall_seconds,
             "drainSeconds": spec.rollout.drain_timeout_seconds,
         },
-        "handleStore": {"kind": "memory", "maxHandles": router.handle_store.max_handles},
+        "healthChecks": router.health_checks.model_dump(by_alias=True),
+        "handleStore": handle_store.router_settings(context),
         "canary": {"enabled": router.canary.enabled},
         "truthSampling": {
             "everyNthWarmTurn": router.truth_sampling.every_nth_warm_turn,
             "leastToleranceNats": router.truth_sampling.least_tolerance_nats,
         },
+        "templateProbe": {"enabled": True},
+        "tracing": _tracing(context),
+        "pathChoice": {
+            "mode": router.path_choice.mode.value,
+            "decodeDelayWeight": router.path_choice.decode_delay_weight,
+        },
         "reuse": router.reuse,
         # Else nobody would be there to tell clients when to come back.
         "suspended": any(context.replicas(role) == 0 for role in Role),
         "apiKeysFile": _api_keys_file(context),
+        "engineTls": None,
     }
 
 
@@ -109,8 +125,16 @@ def secret(context: Context) -> Manifest | None:
             names.ADMIN_TOKEN_KEY: material.admin_token,
             names.DIGEST_KEY_KEY: material.digest_key,
             names.SEAL_KEY_KEY: material.seal_key,
+            **_of_own_store(context, material.store_password),
         },
     }
+
+
+def _of_own_store(context: Context, password: str) -> dict[str, str]:
+    if not has_own_store(context.spec):
+        return {}
+    settings = handle_store.server_settings(password)
+    return {names.STORE_PASSWORD_KEY: password, names.STORE_SETTINGS_KEY: settings}
 
 
 def service_account(context: Context) -> Manifest:
@@ -151,7 +175,14 @@ def service(context: Context) -> Manifest:
         "spec": {
             "type": own.type.value,
             "selector": names.selector(context.name, names.ROUTER),
-            "ports": [{"name": "http", "port": own.port, "targetPort": "http", "protocol": "TCP"}],
+            "ports": [
+                {
+                    "name": "https" if router_tls(context.spec) else "http",
+                    "port": own.port,
+                    "targetPort": "http",
+                    "protocol": "TCP",
+                }
+            ],
         },
     }
 
@@ -195,6 +226,23 @@ def _discovery(context: Context) -> dict[str, Any]:
     if _asks_api_server(context):
         return {"kubernetes": {"deployment": context.name}}
     return {"file": context.facts.engines_file}
+
+
+def _tracing(context: Context) -> dict[str, Any] | None:
+    tracing = context.spec.router.tracing
+    return None if tracing is None else {"endpoint": tracing.endpoint, "sampleRatio": tracing.sample_ratio}
+
+
+def _set(**settings: Any) -> dict[str, Any]:
+    """What nobody set is left to the router."""
+    return {field: value for field, value in settings.items() if value is not None}
+
+
+def _tls(context: Context) -> dict[str, Any]:
+    if router_tls(context.spec) is None:
+        return {}
+    files = {"certificateFile": names.CERTIFICATE_KEY, "keyFile": names.PRIVATE_KEY_KEY}
+    return {"tls": {field: f"{names.ROUTER_TLS_DIRECTORY}/{key}" for field, key in files.items()}}
 
 
 def _api_keys_file(context: Context) -> str | None:
@@ -272,9 +320,9 @@ def _container(context: Context) -> dict[str, Any]:
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(context),
-        "startupProbe": _probe("/healthz", period=1, failures=120),
-        "readinessProbe": _probe("/readyz", period=2, failures=3),
-        "livenessProbe": _probe("/healthz", period=10, failures=3),
+        "startupProbe": _probe(context, "/healthz", period=1, failures=120),
+        "readinessProbe": _probe(context, "/readyz", period=2, failures=3),
+        "livenessProbe": _probe(context, "/healthz", period=10, failures=3),
     }
     if _asks_api_server(context):
         container["lifecycle"] = {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}}
@@ -292,13 +340,20 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
         mounts.append({"name": _ENGINES_VOLUME, "mountPath": names.ENGINES_DIRECTORY})
     if context.spec.router.api_keys_secret_ref is not None:
         mounts.append({"name": _API_KEYS_VOLUME, "mountPath": names.API_KEYS_DIRECTORY, "readOnly": True})
+    volume = handle_store.router_volume(context)
+    if volume is not None:
+        mounts.append({"name": volume["name"], "mountPath": names.STORE_DIRECTORY, "readOnly": True})
+    if router_tls(context.spec) is not None:
+        mounts.append({"name": _TLS_VOLUME, "mountPath": names.ROUTER_TLS_DIRECTORY, "readOnly": True})
     return mounts
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:
     name = names.router_name(context.name)
     directory = names.SECRET_DIRECTORY.removeprefix(f"{names.ROUTER_CONFIG_DIRECTORY}/")
-    secrets = [{"key": key, "path": f"{directory}/{key}"} for key in (names.ADMIN_TOKEN_KEY, names.DIGEST_KEY_KEY)]
+    own = (names.STORE_PASSWORD_KEY,) if has_own_store(context.spec) else ()
+    keys = (names.ADMIN_TOKEN_KEY, names.DIGEST_KEY_KEY, *own)
+    secrets = [{"key": key, "path": f"{directory}/{key}"} for key in keys]
     config = [{"key": names.ROUTER_CONFIG_KEY, "path": names.ROUTER_CONFIG_KEY}]
     volumes: list[dict[str, Any]] = [
         {
@@ -318,16 +373,25 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
         volumes.append({"name": _ENGINES_VOLUME, "emptyDir": {}})
     reference = context.spec.router.api_keys_secret_ref
     if reference is not None:
-        keys = [{"key": reference.key, "path": reference.key}]
+        items = [{"key": reference.key, "path": reference.key}]
         volumes.append(
-            {"name": _API_KEYS_VOLUME, "secret": {"secretName": reference.name, "defaultMode": 0o440, "items": keys}}
+            {"name": _API_KEYS_VOLUME, "secret": {"secretName": reference.name, "defaultMode": 0o440, "items": items}}
+        )
+    store = handle_store.router_volume(context)
+    if store is not None:
+        volumes.append(store)
+    tls = router_tls(context.spec)
+    if tls is not None:
+        pair = [{"key": key, "path": key} for key in (names.CERTIFICATE_KEY, names.PRIVATE_KEY_KEY)]
+        volumes.append(
+            {"name": _TLS_VOLUME, "secret": {"secretName": tls.secret_name, "defaultMode": 0o440, "items": pair}}
         )
     return volumes
 
 
-def _probe(path: str, *, period: int, failures: int) -> dict[str, Any]:
+def _probe(context: Context, path: str, *, period: int, failures: int) -> dict[str, Any]:
     return {
-        "httpGet": {"path": path, "port": "http"},
+        "httpGet": {"path": path, "port": "http", **({"scheme": "HTTPS"} if router_tls(context.spec) else {})},
         "periodSeconds": period,
         "timeoutSeconds": 3,
         "failureThreshold": failures,

@@ -82,7 +82,7 @@ class RoleState:
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """What all routers together say of one draining pod; the sums of their admin reports.
+    """What all routers together say of one draining pod: the sum of their turns, and the handles that they share.
 
     acknowledged: every router knows that the pod drains, so that none starts a turn there any more. Without it, a
         router that has not seen the label yet could start one after it has said that there is none.

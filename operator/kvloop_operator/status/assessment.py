@@ -12,8 +12,9 @@ from kvloop_operator import names
 from kvloop_operator.api.v1alpha1.status import ConditionStatus
 from kvloop_operator.facts import ENGINE_TEMPLATE_VERSIONS
 from kvloop_operator.live import Object, text
+from kvloop_operator.serving import router_tls
 from kvloop_operator.status.findings import worst
-from kvloop_operator.status.groups import Engines, Group, engines, router
+from kvloop_operator.status.groups import Engines, Group, engines, handle_store, router
 from kvloop_operator.status.reasons import ConditionType, Reason
 from kvloop_operator.status.situation import Assessment, Situation, Transition, previous_condition
 from kvloop_operator.status.transfer import Transfer, judge
@@ -123,6 +124,11 @@ def _lack(view: View, told: Verdict) -> Told | None:
         cause = worst(each for group in view.missing for each in group.findings)
         counts = ", ".join(f"{group.name} {group.summary}" for group in view.missing)
         return Told(Reason.PARTLY_READY, f"{counts} ready: {cause.message}" if cause is not None else f"{counts} ready")
+    store = handle_store(view.situation)
+    if store.short and told.reconciling is None:
+        cause = store.worst
+        serves = f"{store.name} {store.summary} ready, and every turn is computed anew"
+        return Told(Reason.PARTLY_READY, f"{serves}: {cause.message}" if cause is not None else serves)
     if view.transfer.failed:
         return Told(Reason.PAIR_FAILED, view.transfer.failed)
     if view.transfer.slow:
@@ -201,8 +207,9 @@ def _rest(situation: Situation, transfer: Transfer) -> dict[str, Any]:
         before = situation.previous
         rest["engineTemplate"] = {name: text(before, "engineTemplate", name) for name in ("current", "offered")}
     if situation.resource is not None:
-        port = situation.resource.spec.router.service.port
-        rest["url"] = f"http://{names.router_name(situation.name)}.{situation.namespace}.svc:{port}"
+        spec = situation.resource.spec
+        scheme, port = "http" if router_tls(spec) is None else "https", spec.router.service.port
+        rest["url"] = f"{scheme}://{names.router_name(situation.name)}.{situation.namespace}.svc:{port}"
     else:
         rest["url"] = text(situation.previous, "url")
     return rest

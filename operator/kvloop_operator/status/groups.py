@@ -11,6 +11,7 @@ from kvloop_operator.manifests.common import Context
 from kvloop_operator.manifests.engine import statefulset
 from kvloop_operator.observe import is_ready, is_terminating, pod_of, pods_of, statefulset_of
 from kvloop_operator.rollout.facts import Pod, StatefulSet
+from kvloop_operator.serving import has_own_store
 from kvloop_operator.status.findings import Finding, finding, refused, terminating_until, worst
 from kvloop_operator.status.situation import Situation
 
@@ -118,13 +119,23 @@ def engines(situation: Situation, role: Role) -> Engines:
 def router(situation: Situation) -> Group:
     """The routers."""
     name = names.router_name(situation.name)
+    wanted = situation.resource.spec.router.replicas if situation.resource is not None else None
+    return _deployed(situation, name, names.ROUTER, wanted)
+
+
+def handle_store(situation: Situation) -> Group:
+    """The server in which routers share handles; none is wanted where the resource makes none."""
+    wanted = int(has_own_store(situation.resource.spec)) if situation.resource is not None else 0
+    return _deployed(situation, names.store_name(situation.name), names.STORE, wanted)
+
+
+def _deployed(situation: Situation, name: str, role: str, wanted: int | None) -> Group:
     deployment = situation.live.children.get(("Deployment", name))
     pods = sorted(
-        (pod for pod in situation.live.pods if text(pod, "metadata", "labels", names.LABEL_ROLE) == names.ROUTER),
+        (pod for pod in situation.live.pods if text(pod, "metadata", "labels", names.LABEL_ROLE) == role),
         key=lambda pod: text(pod, "metadata", "name"),
     )
     living = [pod for pod in pods if not is_terminating(pod) and not _has_ended(pod)]
-    wanted = situation.resource.spec.router.replicas if situation.resource is not None else None
     if wanted is None and deployment is not None:
         wanted = count(deployment, "spec", "replicas")
     if len(living) >= (wanted or 0):

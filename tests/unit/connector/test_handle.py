@@ -140,3 +140,4 @@ def test_ranges_give_back_the_block_ids_in_order(blocks: list[int]) -> None:
 
 def test_neighbouring_blocks_make_one_range() -> None:
     assert to_ranges([5, 6, 7, 2, 3, 9]) == ((5, 3), (2, 2), (9, 1))
+    assert to_ranges([9, 8, 7, 6, 2, 1, 2]) == ((9, -4), (2, -2), (2, 1))

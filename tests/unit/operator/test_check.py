@@ -58,13 +58,15 @@ def test_engines_are_refused_before_the_oldest_version_that_is_safe(version: str
 
 
 def test_fields_that_this_version_does_not_act_on_are_refused_and_not_ignored() -> None:
-    assert found(
-        security__tls={"secretName": "tls"},
-        router__handleStore={"url": "valkey://store:6379"},
-    ) == [
-        "spec.security.tls",
-        "spec.router.handleStore.url",
-    ]
+    asked = {"maxReplicas": 4, "metrics": [{"name": "vllm:num_requests_running", "averageValue": 8}]}
+    assert found(decode__autoscaling=asked) == ["spec.decode.autoscaling"]
+
+
+def test_without_a_cluster_nobody_makes_several_routers_a_server() -> None:
+    local = OperatorSettings(discovery="file")
+    assert found(local, router__replicas=2) == ["spec.router.replicas"]
+    assert found(local, router__replicas=2, router__handleStore={"url": "valkey://store:6379"}) == []
+    assert found(router__replicas=2) == []
 
 
 def test_the_handshake_cannot_be_switched_off() -> None:

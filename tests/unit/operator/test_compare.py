@@ -132,7 +132,7 @@ def test_what_others_add_is_let_be(case: str) -> None:
             pod = live["spec"]["template"]["spec"]
             pod["schedulerName"] = "default-scheduler"
             pod["containers"].append({"name": "injected", "image": "x"})
-            pod["containers"][0]["env"].insert(1, {"name": "INJECTED", "value": "x"})
+            pod["containers"][0].setdefault("env", []).insert(1, {"name": "INJECTED", "value": "x"})
             pod["containers"][0]["terminationMessagePath"] = "/dev/termination-log"
         assert needs_apply(live, manifest) == []
 

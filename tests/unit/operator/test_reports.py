@@ -127,13 +127,13 @@ def test_a_value_that_is_none_is_refused_by_name(engine: dict[str, Any], pair: d
         parsed(engine=engine, pair=pair)
 
 
-def test_a_drain_is_the_sum_over_the_routers() -> None:
+def test_a_drain_is_the_sum_of_the_routers_turns_and_what_handles_they_share() -> None:
     reports = Reports(
         routers=2,
         answered=(router("a", engine("d0", 1, 2, NOW + 5), engine("d1", 9)), router("b", engine("d0", 3, 4, NOW + 9))),
     )
     assert drain_reports(reports, [draining("d0")]) == {
-        "d0": DrainReport(running_turns=4, live_handles=6, last_deadline=NOW + 9, acknowledged=True)
+        "d0": DrainReport(running_turns=4, live_handles=4, last_deadline=NOW + 9, acknowledged=True)
     }
 
 

@@ -72,10 +72,23 @@ def test_the_users_settings_arrive() -> None:
             "reuse": False,
             "cacheSalt": False,
             "sessionHeaders": ["X-A"],
-            "limits": {"bodyBytes": 2048},
-            "timeouts": {"connectSeconds": 1, "prefillSeconds": 2},
+            "limits": {
+                "bodyBytes": 2048,
+                "turnsPerEngine": 6,
+                "waitingTurnsPerEngine": 0,
+                "concurrentRequestsPerTenant": 7,
+            },
+            "timeouts": {
+                "connectSeconds": 1,
+                "prefillSeconds": 2,
+                "decodeSeconds": 7,
+                "decodeStallSeconds": 8,
+                "keepAliveSeconds": 6,
+            },
+            "healthChecks": {"failures": 9, "suspectSeconds": 10},
             "handleStore": {"maxHandles": 3},
             "canary": {"enabled": False},
+            "pathChoice": {"mode": "Cold", "decodeDelayWeight": 2.5},
             "apiKeysSecretRef": {"name": "keys", "key": "list"},
         },
         rollout__drainTimeoutSeconds=4,
@@ -84,7 +97,12 @@ def test_the_users_settings_arrive() -> None:
     assert (told.reuse, told.cache_salt, told.session_headers) == (False, False, ("X-A",))
     assert (told.limits.body_bytes, told.handle_store.max_handles, told.canary.enabled) == (2048, 3, False)
     assert (told.timeouts.connect_seconds, told.timeouts.prefill_seconds, told.timeouts.drain_seconds) == (1, 2, 4)
+    assert (told.limits.turns_per_engine, told.limits.waiting_turns_per_engine) == (6, 0)
+    assert (told.timeouts.decode_seconds, told.timeouts.decode_stall_seconds) == (7, 8)
+    assert (told.health_checks.failures, told.health_checks.suspect_seconds) == (9, 10)
+    assert (told.timeouts.keep_alive_seconds, told.limits.concurrent_requests_per_tenant) == (6, 7)
     assert told.kv_transfer.kv_recompute_threshold == 5
+    assert (told.path_choice.mode, told.path_choice.decode_delay_weight) == ("Cold", 2.5)
     assert told.api_keys_file == "/etc/kvloop/api-keys/list"
 
 
@@ -101,6 +119,39 @@ def test_files_that_the_configuration_names_are_mounted() -> None:
     assert files == {"/etc/kvloop/router.yaml", told.admin.token_file, told.digest_key_file}
     assert volumes[mounts["/etc/kvloop/api-keys"]]["secret"]["items"] == [{"key": "list", "path": "list"}]
     assert "kvloop-engines" not in volumes
+
+
+def test_what_nobody_limited_is_left_to_the_router() -> None:
+    assert "keep_alive_seconds" not in config().timeouts.model_fields_set
+    assert "concurrent_requests_per_tenant" not in config().limits.model_fields_set
+    assert config().listen.tls is None
+
+
+def test_a_router_with_a_certificate_is_probed_scraped_and_called_over_tls() -> None:
+    changes: dict[str, Any] = {"security__tls": {"router": {"secretName": "mine"}}, "monitoring__podMonitor": True}
+    children = manifests(**changes)
+    told = config(**changes).listen.tls
+    assert told is not None
+    pod = child(children, "Deployment", "demo-router")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounted = volumes[mounts["/etc/kvloop/tls"]]["secret"]
+    assert mounted["secretName"] == "mine"
+    assert {f"/etc/kvloop/tls/{item['path']}" for item in mounted["items"]} == {told.certificate_file, told.key_file}
+    probes = [container[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "readiness", "liveness")]
+    assert probes == ["HTTPS"] * 3
+    (port,) = child(children, "Service", "demo-router")["spec"]["ports"]
+    assert port["name"] == "https"
+    (scraped,) = child(children, "PodMonitor", "demo-router")["spec"]["podMetricsEndpoints"]
+    assert (scraped["scheme"], scraped["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
+
+
+def test_a_certificate_of_the_routers_changes_no_engine() -> None:
+    def engines(**changes: Any) -> list[Any]:
+        return [child(manifests(**changes), "StatefulSet", f"demo-{role}") for role in Role]
+
+    assert engines(security__tls={"router": {"secretName": "mine"}}) == engines()
 
 
 def test_a_router_in_a_cluster_asks_the_api_server_for_the_pods_of_its_deployment() -> None:

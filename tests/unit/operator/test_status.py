@@ -927,6 +927,8 @@ def test_the_count_of_updated_pods_waits_for_the_statefulset_controller() -> Non
 def test_clients_are_told_where_to_call() -> None:
     assert said(scene())["url"] == "http://demo-router.team.svc:8000"
     assert said(scene(router__service__port=80))["url"] == "http://demo-router.team.svc:80"
+    encrypted = scene(security__tls__router__secretName="mine")
+    assert said(encrypted)["url"] == "https://demo-router.team.svc:8000"
 
 
 def test_a_newer_engine_template_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:

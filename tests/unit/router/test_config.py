@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvloop_router.config import Config, load, parse, read_api_keys, read_digest_key, read_token
+from kvloop_router.config import Config, load, parse, read_digest_key, read_token
 from kvloop_router.errors import InvalidConfig
 
 COMPLETE: dict[str, Any] = {
@@ -33,6 +33,7 @@ COMPLETE: dict[str, Any] = {
     "handleStore": {"kind": "memory", "maxHandles": 20000},
     "canary": {"enabled": True},
     "truthSampling": {"everyNthWarmTurn": 1000, "leastToleranceNats": 0.5},
+    "pathChoice": {"mode": "Auto", "decodeDelayWeight": 1.0},
     "reuse": True,
     "apiKeysFile": None,
 }
@@ -79,11 +80,18 @@ def test_what_has_a_default_can_be_left_out() -> None:
         pytest.param("timeouts.prefilSeconds", 1, "timeouts.prefilSeconds", id="an unknown key of a section"),
         pytest.param("reuse", "yes", "reuse", id="a wrong type"),
         pytest.param("listen.port", 70000, "listen.port", id="a port out of range"),
-        pytest.param("handleStore.kind", "valkey", "handleStore.kind", id="an unknown kind of store"),
+        pytest.param("handleStore.kind", "etcd", "handleStore.kind", id="an unknown kind of store"),
+        pytest.param("handleStore.kind", "valkey", "handleStore: url and kind", id="a shared store without a URL"),
+        pytest.param("handleStore", {"url": "valkey://h"}, "handleStore: url and kind", id="a URL for the memory"),
+        pytest.param("handleStore", {"kind": "valkey", "url": "http://h"}, "handleStore.url", id="no such scheme"),
+        pytest.param("handleStore", {"kind": "valkey", "url": "valkey://h/x"}, "handleStore.url", id="no database"),
+        pytest.param("handleStore", {"kind": "valkey", "url": "valkey://h:99999"}, "handleStore: ", id="no port"),
         pytest.param("kvTransfer.decoderKvBlocksTtlSeconds", 0, "decoderKvBlocksTtlSeconds", id="no retention"),
         pytest.param("handleTtlSeconds", 451, "handleTtlSeconds", id="a handle that outlives its blocks"),
         pytest.param("truthSampling.everyNthWarmTurn", -1, "everyNthWarmTurn", id="less than no turn"),
         pytest.param("truthSampling.leastToleranceNats", 0, "leastToleranceNats", id="no tolerance"),
+        pytest.param("pathChoice.mode", "warm", "pathChoice.mode", id="an unknown way to choose"),
+        pytest.param("pathChoice.decodeDelayWeight", -1, "decodeDelayWeight", id="a weight below nothing"),
         pytest.param("model.servedName", "", "model.servedName", id="an empty name"),
         pytest.param("discovery", {}, "exactly one", id="no discovery"),
         pytest.param(
@@ -160,17 +168,8 @@ def test_a_digest_key_is_hexadecimal_or_raw(tmp_path: Path, content: bytes, key:
 def test_secrets_that_protect_nothing_are_refused(tmp_path: Path) -> None:
     (tmp_path / "short").write_text("too short")
     (tmp_path / "empty").write_text("\n")
-    (tmp_path / "comments").write_text("# nobody\n\n")
 
     with pytest.raises(InvalidConfig, match="digestKeyFile"):
         read_digest_key(tmp_path / "short")
     with pytest.raises(InvalidConfig, match="tokenFile"):
         read_token(tmp_path / "empty")
-    with pytest.raises(InvalidConfig, match="apiKeysFile"):
-        read_api_keys(tmp_path / "comments")
-
-
-def test_api_keys_are_one_a_line(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("# team a\nkey-a\n\n key-b \n")
-
-    assert read_api_keys(tmp_path / "keys") == {"key-a", "key-b"}

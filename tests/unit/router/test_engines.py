@@ -38,7 +38,7 @@ async def test_a_check_that_is_told_again_is_no_news(engines: Engines) -> None:
     engines.update((CHECKED,))
     engine = engines.get("decode-0")
     assert engine is not None
-    engine.healthy = False
+    engine.health.refused()
     engines.update((replace(CHECKED, draining=True),))
     engines.update((CHECKED,))
     assert serving(engines) == [False]

@@ -52,13 +52,16 @@ def test_a_request_id_is_taken_over_where_it_is_harmless(offered: str | None, ta
     assert headers.request_id(offered, "fresh") == (offered if taken else "fresh")
 
 
+TRACE = f"00-{'1' * 32}-{'2' * 16}-01"
+
+
 def test_a_leg_gets_trace_context_and_nothing_else_of_the_client() -> None:
-    incoming = {"traceparent": "00-1-2-01", "Authorization": "Bearer key", "Cookie": "x", "X-Forwarded-For": "1.2.3.4"}
+    incoming = {"traceparent": TRACE, "Authorization": "Bearer key", "Cookie": "x", "X-Forwarded-For": "1.2.3.4"}
 
     assert headers.upstream(incoming, "id") == {
         "Content-Type": "application/json",
         "X-Request-Id": "id",
-        "traceparent": "00-1-2-01",
+        "traceparent": TRACE,
     }
 
 
@@ -241,3 +244,13 @@ def test_where_too_many_shapes_disagree_no_other_is_trusted() -> None:
 
     assert len(templates) == 3
     assert templates.agrees(("chat", "3")) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "caches"),
+    [('enable_prefix_caching="True",', True), ('enable_prefix_caching="False",', False), ("", None)],
+)
+def test_whether_an_engine_keeps_prefixes_is_read_where_it_says(label: str, caches: bool | None) -> None:
+    text = f'vllm:cache_config_info{{block_size="32",{label}engine="0"}} 1.0\n'
+
+    assert exposition.prefix_caching(text) is caches

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import given, strategies as st
 
-from kvloop_router.leases import UNKNOWN, Held, Pace, Terms, budget, patience, renewal, renewed, surplus
+from kvloop_router.leases import UNKNOWN, Held, Pace, Terms, budget, patience, renewal, renewed
 
 TERMS = Terms(ttl=450.0, margin=30.0, lead=100.0, expected_gap=60.0, patience=4.0)
 LONGEST = 3570.0
@@ -104,53 +102,3 @@ def test_no_handle_is_held_past_the_patience_or_the_longest_lease(
 )
 def test_room_is_left_where_the_engine_itself_refuses_more(capped: bool, newest: int, blocks: int) -> None:
     assert budget(1000, capped=capped, newest=newest) == blocks
-
-
-def chosen(idle: dict[str, set[int]], most: int, taken: tuple[set[int], ...] = ()) -> tuple[str, ...]:
-    uses = Counter(block for blocks in (*idle.values(), *taken) for block in blocks)
-    return surplus(idle.items(), uses, most)
-
-
-def test_the_longest_idle_go_first_and_no_more_than_needed() -> None:
-    idle = {"oldest": {1, 2}, "older": {3, 4}, "newer": {5, 6}}
-
-    assert chosen(idle, 6) == ()
-    assert chosen(idle, 5) == ("oldest",)
-    assert chosen(idle, 4) == ("oldest",)
-    assert chosen(idle, 3) == ("oldest", "older")
-    assert chosen(idle, 0) == ("oldest", "older", "newer")
-
-
-def test_blocks_that_several_share_count_once_and_stay_as_long_as_one_of_them() -> None:
-    shared = set(range(100))
-    idle = {"oldest": shared | {100}, "older": shared | {101}, "newer": shared | {102}}
-
-    assert chosen(idle, 103) == ()
-    assert chosen(idle, 102) == ("oldest",)
-    assert chosen(idle, 101) == ("oldest", "older")
-
-
-def test_what_is_taken_counts_and_stays() -> None:
-    assert chosen({"idle": {1, 2}}, 3, taken=({2, 3, 4},)) == ("idle",)
-    assert chosen({"idle": {1}}, 1, taken=({2, 3},)) == ("idle",)
-
-
-HANDLES = st.lists(st.frozensets(st.integers(0, 12), max_size=6), max_size=6)
-
-
-@given(idle=HANDLES, taken=HANDLES, most=st.integers(0, 14))
-def test_what_is_left_fits_or_nobody_idle_is_left(
-    idle: list[frozenset[int]], taken: list[frozenset[int]], most: int
-) -> None:
-    names = [f"{index}" for index in range(len(idle))]
-    uses = Counter(block for blocks in (*idle, *taken) for block in blocks)
-
-    gone = surplus(zip(names, idle, strict=True), uses, most)
-
-    assert gone == tuple(names[: len(gone)]), "the longest idle, in their order"
-
-    def left(count: int) -> int:
-        return len(frozenset().union(*idle[count:], *taken))
-
-    assert left(len(gone)) <= most or len(gone) == len(idle)
-    assert not gone or left(len(gone) - 1) > most, "and none for nothing"

@@ -57,6 +57,9 @@ class Client:
         self.writes.append(data)
         self._clock.now += self._seconds
 
+    async def comment(self, data: bytes) -> None:
+        self.writes.append(data)
+
     async def end(self) -> None:
         self.ended = True
 

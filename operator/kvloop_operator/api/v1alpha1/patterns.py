@@ -24,7 +24,7 @@ MODEL_PATH = r"^([A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*)?$
 REGION = r"^[a-z0-9-]+$"
 S3_URI = r"^s3://[a-z0-9][a-z0-9.-]+(/[^/].*)?$"
 SERVED_NAME = r"^[A-Za-z0-9._:/-]+$"
-STORE_URL = r"^(redis|rediss|valkey|valkeys)://"
+STORE_URL = r"^(redis|rediss|valkey|valkeys)://[^\s/?#]+(/[0-9]*)?$"
 TEMPLATE_VERSION = r"^[0-9]+$"
 
 FORMS: Mapping[str, str] = {

@@ -206,10 +206,20 @@ class SecurityProfile(StrEnum):
     NONE = "none"
 
 
-class TLS(Part):
-    """TLS between router and engines."""
+class RouterTLS(Part):
+    """What clients of the router see."""
 
     secret_name: ObjectName
+    """Secret of type kubernetes.io/tls: tls.crt, with what it needs of its chain, and tls.key. What changes in it is
+    used within minutes, without a restart."""
+
+
+class TLS(Part):
+    """Encrypted connections; 1.2 is the oldest version that is spoken. KV itself travels between engines as NIXL sends
+    it."""
+
+    router: RouterTLS | None = None
+    """Default: the router speaks HTTP."""
 
 
 class Security(Part):

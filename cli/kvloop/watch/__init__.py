@@ -1,0 +1,1 @@
+"""Looking at routers that run: ``kvloop explain`` and ``kvloop top``."""

@@ -1,0 +1,90 @@
+"""How many handles hold each KV block of an engine process, at little more than a bit a block. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+_PAGE_BITS = 11
+_PAGE = 1 << _PAGE_BITS
+_LAST = _PAGE - 1
+_SINGLE = tuple(1 << place for place in range(_PAGE))
+
+Runs = Iterable[tuple[int, int]]
+"""As ``kvloop_connector.handle.to_ranges`` gives them."""
+
+
+class BlockUses:
+    """Blocks that several handles share count once in ``distinct``: their memory is retained once.
+
+    A block's count stands upright: bit n of it is in the nth number of its page, at the block's place. So all blocks of
+    a page that a handle holds are counted at once, and one number is enough where no block is held twice.
+    """
+
+    __slots__ = ("_pages", "distinct")
+
+    def __init__(self) -> None:
+        self._pages: dict[int, list[int]] = {}
+        self.distinct = 0
+
+    def add(self, runs: Runs) -> None:
+        """One more handle holds these blocks."""
+        pages = self._pages
+        for number, mask in _masks(runs).items():
+            page = pages.get(number)
+            if page is None:
+                pages[number] = [mask]
+                self.distinct += mask.bit_count()
+                continue
+            self.distinct += (mask & ~_held(page)).bit_count()
+            carry = mask
+            for place, bits in enumerate(page):
+                page[place], carry = bits ^ carry, bits & carry
+                if not carry:
+                    break
+            else:
+                page.append(carry)
+
+    def remove(self, runs: Runs) -> None:
+        """One of the handles that held these blocks does not any more."""
+        for number, mask in _masks(runs).items():
+            page, borrow = self._pages[number], mask
+            if page[0] == mask and len(page) == 1:
+                del self._pages[number]
+                self.distinct -= mask.bit_count()
+                continue
+            for place, bits in enumerate(page):
+                page[place], borrow = bits ^ borrow, borrow & ~bits
+                if not borrow:
+                    break
+            while page and not page[-1]:
+                page.pop()
+            if not page:
+                del self._pages[number]
+            self.distinct -= mask.bit_count() - (_held(page) & mask).bit_count()
+
+
+def _held(page: list[int]) -> int:
+    """The blocks that anybody holds."""
+    held = 0
+    for bits in page:
+        held |= bits
+    return held
+
+
+def _masks(runs: Runs) -> Mapping[int, int]:
+    """For each page, its blocks that are in ``runs``."""
+    masks: dict[int, int] = {}
+    known = masks.get
+    for first, count in runs:
+        if count == 1:
+            number = first >> _PAGE_BITS
+            masks[number] = known(number, 0) | _SINGLE[first & _LAST]
+            continue
+        if count < 0:
+            first, count = first + count + 1, -count
+        while count > 0:
+            number, low = first >> _PAGE_BITS, first & _LAST
+            here = min(count, _PAGE - low)
+            masks[number] = known(number, 0) | ((1 << here) - 1) << low
+            first, count = first + here, count - here
+    return masks

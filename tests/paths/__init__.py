@@ -1,0 +1,1 @@
+"""Simulated engines and conversations that the choice of paths is tried on."""

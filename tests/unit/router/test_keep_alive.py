@@ -1,0 +1,96 @@
+"""Comments on silent streams: only between events, only once the answer has begun."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from kvloop_router.keep_alive import COMMENT, kept_alive
+
+
+class Scripted:
+    """An engine's answer: bytes at once, or None where it waits until the client has been sent a comment."""
+
+    engine = "decode-0"
+    status = 200
+
+    def __init__(self, script: list[bytes | None], commented: asyncio.Event, content_type: str) -> None:
+        self.content_type = content_type
+        self._script: Iterator[bytes | None] = iter(script)
+        self._commented = commented
+
+    async def read(self) -> bytes:
+        for data in self._script:
+            if data is not None:
+                return data
+            self._commented.clear()
+            await self._commented.wait()
+        return b""
+
+    def unread(self) -> bytes:
+        return b""
+
+
+class Recording:
+    """The client's side."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.sent = b""
+        self.commented = asyncio.Event()
+
+    async def start(self, status: int, content_type: str) -> None:
+        self.started = True
+
+    async def write(self, data: bytes) -> None:
+        self.started = True
+        self.sent += data
+
+    async def comment(self, data: bytes) -> None:
+        assert self.started
+        self.sent += data
+        self.commented.set()
+
+    async def end(self) -> None:
+        pass
+
+
+async def copied(
+    script: list[bytes | None], *, seconds: float | None, content_type: str = "text/event-stream"
+) -> bytes:
+    downstream = Recording()
+    source = kept_alive(Scripted(script, downstream.commented, content_type), downstream, seconds)
+    while data := await source.read():
+        await downstream.write(data)
+    return downstream.sent
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+async def test_a_silent_stream_gets_a_comment_between_its_events(end: bytes) -> None:
+    first, half, rest = b"data: 1" + end, b"data: ", b"2" + end
+
+    assert await copied([first, None, half, rest, None], seconds=0.001) == first + COMMENT + half + rest + COMMENT
+
+
+async def test_an_event_that_came_in_pieces_has_an_end_too() -> None:
+    script: list[bytes | None] = [b"data: 1\n", b"\n", None, b"data: 2\n\n"]
+
+    assert await copied(script, seconds=0.001) == b"data: 1\n\n" + COMMENT + b"data: 2\n\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "content_type"),
+    [
+        ([None, b"data: 1\n\n"], 0.001, "text/event-stream"),
+        ([b"data: ", None, b"1\n\n"], 0.001, "text/event-stream"),
+        ([b"{}\n\n", None], 0.001, "application/json"),
+        ([b"data: 1\n\n", None], None, "text/event-stream"),
+    ],
+    ids=["not begun", "within an event", "no stream", "off"],
+)
+async def test_elsewhere_there_is_none(script: list[bytes | None], seconds: float | None, content_type: str) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await copied(script, seconds=seconds, content_type=content_type)
