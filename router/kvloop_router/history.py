@@ -24,6 +24,9 @@ PROMPT_CHARACTERS = 256
 PROMPT_TOKEN_IDS = 64
 """A completion's prompt has no messages; it is cut into pieces of this size."""
 
+GAIN = 2
+"""How many times as much as its own conversation loses by it a handle has to give another one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trail:
@@ -91,9 +94,9 @@ def kinship(recorded: Trail, new: Trail, *, named: bool | None) -> Kinship:
     named: whether both were told under one conversation id; None: one of them under none.
 
     An id only selects: threads that share one are told apart by what is said in them, and a conversation that comes
-    under another's id is known by its history, if all of what was recorded is its beginning. Without ids it has to
-    share more than a system prompt, and not to be another conversation's equal beginning; the very same history is
-    asked again by whoever wants another answer.
+    under another's id, or goes on from within another, is known by its history, if nearly all of what was recorded is
+    its beginning. Without ids it has to share more than a system prompt, and not to be another conversation's equal
+    beginning; the very same history is asked again by whoever wants another answer.
     """
     common = common_messages(recorded, new)
     whole = common == len(recorded)
@@ -103,15 +106,23 @@ def kinship(recorded: Trail, new: Trail, *, named: bool | None) -> Kinship:
         return Kinship.NONE
     if named is None:
         return Kinship.SAME if whole and (common < len(new) or recorded.answered) else Kinship.LIKE
-    return Kinship.LIKE if whole else Kinship.NONE
+    return Kinship.LIKE if mostly(recorded, new) else Kinship.NONE
+
+
+def mostly(recorded: Trail, new: Trail) -> bool:
+    """Whether the new history begins with nearly all of the recorded one."""
+    common = common_messages(recorded, new)
+    return common >= GAIN * (len(recorded) - common)
 
 
 def apart(recorded: Trail, new: Trail, *, named: bool | None) -> bool:
     """Whether a history that may use the recorded one's handle could as well be another conversation: told under
-    another id, or the same first question once more. ``named``: as for `kinship`.
+    another id, or the same first question once more, or a thread that has only the system prompt in common.
+    ``named``: as for `kinship`.
     """
-    again = not new.answered and common_messages(recorded, new) == len(recorded) == len(new)
-    return named is False or (named is None and again)
+    common = common_messages(recorded, new)
+    again = not new.answered and common == len(recorded) == len(new)
+    return named is False or (named is None and again) or (common <= recorded.shared and common < len(recorded))
 
 
 def outgrown(recorded: Trail, new: Trail, *, named: bool | None) -> bool:

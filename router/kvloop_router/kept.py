@@ -50,7 +50,7 @@ class Why(StrEnum):
     STORE_UNAVAILABLE = "store_unavailable"
     """The store that routers share could not be reached."""
     USELESS = "useless"
-    """The next turn's history has nothing in common with it that could be reused."""
+    """Its conversation has gone on in a way that cannot use it."""
     NO_PAIR = "no_pair"
     """There are no engines that it could go between."""
     NOT_KEPT = "not_kept"

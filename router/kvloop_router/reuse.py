@@ -5,7 +5,7 @@ With KvloopConnector the prefill engine proves it: here a handle is found by the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,8 @@ from kvloop_router.request import Request
 from kvloop_router.scope import Scope
 from kvloop_router.turn_log import TurnReport
 
-_GAIN = 2
-"""How many times as much as the other conversation loses a handle has to give."""
+_NEVER_PROVABLE = frozenset({"api", "template"})
+"""Why nothing can be proven of this turn, nor of any that goes on from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,12 @@ class Option:
     tokens: int
     grant: int = 0
     proven: bool = True
+
+    @property
+    def excess(self) -> int:
+        """How many tokens it holds that are of no use here; of handles that give as much, others miss this one least
+        where these are few."""
+        return int(self.kept.params["remote_num_tokens"]) - self.tokens
 
     @property
     def handle(self) -> KVHandle:
@@ -105,7 +111,8 @@ class Reuse:
         self._longest = max(config.handle_ttl_seconds, config.kv_transfer.longest_lease_seconds - margin)
 
     async def find(self, query: Query, scope: Scope, token_ids: Sequence[int] | None, why_unprovable: str) -> Options:
-        """The handles that this turn may use. What is certainly this conversation's and of no use is released.
+        """The handles that this turn may use. What its conversation can have no use for any more is released; one that
+        only has its id may be another thread's.
 
         token_ids: of the new prompt; None: nothing can be proven, for the reason given, or without one because the
         engines' rendering of such a request is not known yet.
@@ -114,9 +121,11 @@ class Reuse:
         if self._config.kv_transfer.verified_by_engine and self._config.reuse:
             return _unproven(found, query)
         if token_ids is None or not self._config.reuse:
-            await self._give_up(found.matches)
             if not self._config.reuse:
+                await self._give_up(match for match in found.matches if match.certain)
                 return Options((), "off")
+            if why_unprovable in _NEVER_PROVABLE:
+                await self._give_up(_outgrown(found, query))
             return Options((), why_unprovable or ("template" if found.matches else found.absence))
         if not found.matches:
             return Options((), found.absence)
@@ -125,8 +134,8 @@ class Reuse:
         threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
         usable = [option for option in proven if option.tokens >= threshold and _worth_it(option, query)]
         if usable:
-            return Options(tuple(sorted(usable, key=lambda option: option.tokens, reverse=True)), "")
-        await self._give_up(found.matches)
+            return Options(tuple(sorted(usable, key=lambda option: (-option.tokens, option.excess))), "")
+        await self._give_up(_outgrown(found, query))
         partly = any(option.tokens or not option.kept.retained.digests for option in proven)
         equal = max(option.tokens for option in proven)
         return Options((), "below_threshold" if partly else "diverged", equal)
@@ -203,10 +212,9 @@ class Reuse:
             prompt_digests=proof.digests(kept),
         )
 
-    async def _give_up(self, matches: Sequence[Match]) -> None:
-        """Release what is certainly this conversation's; another one may still want the rest."""
+    async def _give_up(self, matches: Iterable[Match]) -> None:
         for match in matches:
-            if match.certain and await self._store.withdraw(match.kept.ident):
+            if await self._store.withdraw(match.kept.ident):
                 self._releases.add(match.kept, Why.USELESS)
 
     def _unusable(self, decode: Engine, ended: Ended) -> str:
@@ -326,7 +334,8 @@ class Reuse:
 
 
 def report_reuse(report: TurnReport, option: Option, params: Mapping[str, Any] | None) -> str:
-    """Enter what a prefill leg had without computing it, within the proven prefix: pulled, or in its own cache.
+    """Enter what a prefill leg had without computing it because of a handle: the proven prefix where it pulled what its
+    own cache had not of that, and else nothing.
 
     params: what the leg returned. Gives the engine's verdict on the handle; "" where it was proven here.
     """
@@ -342,24 +351,22 @@ def report_reuse(report: TurnReport, option: Option, params: Mapping[str, Any] |
             report.path, report.reason = "cold", "no_verdict" if verdict is None else told
             return told
     cached = (params or {}).get("remote_prefill_cached_tokens")
-    report.reused_tokens = min(cached, report.proven_tokens) if isinstance(cached, int) else report.proven_tokens
-    if report.reused_tokens < report.proven_tokens:
-        # Prefill's own cache had all but fewer than the threshold, so that it pulled nothing.
-        report.path, report.reason = "cold", "below_threshold"
+    end = report.proven_tokens + max(1, option.kept.block_size)
+    if isinstance(cached, int) and not report.proven_tokens <= cached < end:
+        # What it pulls ends where the proof does. Its own cache had more, or all but fewer than the threshold.
+        report.path, report.reason, report.reused_tokens = "cold", "below_threshold", 0
     else:
-        report.path, report.reason = "warm", ""
+        report.path, report.reason, report.reused_tokens = "warm", "", report.proven_tokens
     return told
 
 
 def _unproven(found: Found, query: Query) -> Options:
-    """The handles whose history fits, that of which most was said before first, for the prefill engine to judge. One
-    that only begins alike may be another conversation's: it is tried where there is no other."""
+    """The handles whose history fits, that which has most in common first, for the prefill engine to judge. One that
+    only begins alike may be another conversation's: it is tried where there is no other."""
     common = {match.kept.ident: history.common_messages(match.kept.trail, query.trail) for match in found.matches}
-    # What another one's handle gives, and what its conversation loses with it, nobody knows here: an answer has to be
-    # common to both.
-    matches = [match for match in found.matches if match.kept.trail.answered or _ours(match.kept, query)]
-    matches.sort(key=lambda match: common[match.kept.ident], reverse=True)
-    fitting = [match for match in matches if match.certain or common[match.kept.ident] == len(match.kept.trail)]
+    matches = [match for match in found.matches if _worth_a_try(match.kept, query)]
+    matches.sort(key=lambda match: (-common[match.kept.ident], len(match.kept.trail)))
+    fitting = [match for match in matches if match.certain or history.mostly(match.kept.trail, query.trail)]
     options = [
         Option(match.kept, int(match.kept.params["remote_num_tokens"]), proven=False)
         for match in fitting or matches[:1]
@@ -371,11 +378,23 @@ def _ours(kept: Kept, query: Query) -> bool:
     return not history.apart(kept.trail, query.trail, named=same_name(kept.conversation, query.conversation))
 
 
+def _worth_a_try(kept: Kept, query: Query) -> bool:
+    """What another conversation's handle gives, and what that loses with it, is not known in tokens here: an answer has
+    to be common to both, and most of its history."""
+    return _ours(kept, query) or (kept.trail.answered and history.mostly(kept.trail, query.trail))
+
+
+def _outgrown(found: Found, query: Query) -> list[Match]:
+    """Those whose history goes on in this one, so that nobody else is likely to come for them."""
+    whole = (match for match in found.matches if match.certain)
+    return [match for match in whole if history.common_messages(match.kept.trail, query.trail) == len(match.kept.trail)]
+
+
 def _worth_it(option: Option, query: Query) -> bool:
     """Whether a handle that may be another conversation's gives this one so much that the other's loss is small."""
     if _ours(option.kept, query):
         return True
-    return option.tokens >= _GAIN * (int(option.kept.params["remote_num_tokens"]) - option.tokens)
+    return option.tokens >= history.GAIN * option.excess
 
 
 def _size(handle: KVHandle) -> int:

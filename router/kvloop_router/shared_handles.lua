@@ -248,7 +248,7 @@ local function same_name(left, right)
   return left == right
 end
 
-local function kinship(it, named, trail, answered)
+local function kinship(it, named, trail, answered, gain)
   -- As kvloop_router.history says: what a new history is to a handle's; nil, 'like' or 'same'.
   local same, shared, length = same_name(it.named, named), common(it.trail, trail), #trail / DIGEST
   local whole = shared == #it.trail / DIGEST
@@ -261,7 +261,7 @@ local function kinship(it, named, trail, answered)
   if same == nil then
     return whole and (shared < length or it.answered) and 'same' or 'like'
   end
-  return whole and 'like' or nil
+  return shared >= gain * (#it.trail / DIGEST - shared) and 'like' or nil
 end
 
 local function outgrown(it, named, trail)

@@ -2,7 +2,7 @@
 
 local operations = {}
 
-function operations.find(named, trail, introduction, answered, most, most_strangers)
+function operations.find(named, trail, introduction, answered, most, most_strangers, gain)
   introduction, most, most_strangers = tonumber(introduction), tonumber(most), tonumber(most_strangers)
   local matches, seen, found, strangers, taken = {}, {}, 0, 0, false
   local function try(it, certain)
@@ -10,7 +10,7 @@ function operations.find(named, trail, introduction, answered, most, most_strang
     if found == most or seen[it.ident] or (stranger and strangers == most_strangers) then
       return
     end
-    local kin = kinship(it, named, trail, answered == '1')
+    local kin = kinship(it, named, trail, answered == '1', tonumber(gain))
     if not kin then
       return
     end

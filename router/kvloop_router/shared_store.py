@@ -22,6 +22,7 @@ from typing import Any
 from kvloop_connector.lifecycle import State
 from kvloop_router import records
 from kvloop_router.background import Background
+from kvloop_router.history import GAIN
 from kvloop_router.kept import (
     SHORTLIST,
     STRANGERS,
@@ -145,7 +146,7 @@ class SharedStore:
         named = _named(query.tenant_scope, query.conversation)
         try:
             why, *rest = await self._call(
-                "find", named, trail.digests, trail.shared, _flag(trail.answered), SHORTLIST, STRANGERS
+                "find", named, trail.digests, trail.shared, _flag(trail.answered), SHORTLIST, STRANGERS, GAIN
             )
         except StoreUnavailable:
             return Found((), Absence.STORE_UNAVAILABLE)

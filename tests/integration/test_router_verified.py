@@ -39,7 +39,6 @@ def issued(*contents: str) -> int:
 async def test_the_second_turn_carries_the_handle_as_it_was_issued(
     router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine, streamed: bool
 ) -> None:
-    prefill.cached_tokens = 1000
     first = await router.chat(LONG, stream=streamed)
     second = await router.chat(LONG, ANSWER, "and more", stream=streamed)
 

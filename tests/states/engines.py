@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -16,7 +15,6 @@ from aiohttp import web
 from kvloop_connector.lease_requests import ALLOW_VARIABLE, WORKER_EXTENSION
 from kvloop_connector.settings import KVTransferSettings, Role, transfer_config_argument
 from kvloop_sim.driver import EngineDriver
-from kvloop_sim.engine import Engine
 from kvloop_sim.faults import FaultPlan, Faults
 from kvloop_sim.metrics import Metrics
 from kvloop_sim.options import Options, parse
@@ -31,6 +29,7 @@ from kvloop_sim.side_channel import (
     TransferError,
 )
 from kvloop_sim.transfer import Location
+from tests.states.counting import CountingEngine, ask_of
 from tests.states.verifying import VerifyingEngine
 
 HOST: Final = "127.0.0.1"
@@ -40,7 +39,6 @@ BLOCK_SIZE: Final = 16
 THRESHOLD: Final = 32
 TTL_SECONDS: Final = 60
 _LONGEST_PROMPT: Final = 4096
-_ASK: Final = re.compile(r"\bask-(\d+)\b")
 
 
 @dataclass(slots=True)
@@ -186,7 +184,7 @@ class LocalEngine:
         assert connector is not None
         clock, pairs = _LoopClock(), Pairs()
         settings = self.options.engine
-        self.engine = VerifyingEngine(settings, clock) if self._kind.verifying else Engine(settings)
+        self.engine = VerifyingEngine(settings, clock) if self._kind.verifying else CountingEngine(settings)
         identity = Identity(
             agent=self.agent, name=self.name, compatibility=self.options.compatibility, connector=connector
         )
@@ -242,9 +240,3 @@ class LocalEngine:
         """Whether no request is there."""
         engine = self.engine
         return not (engine.waiting or engine.loading or engine.running or engine.hung)
-
-
-def ask_of(request_id: str) -> int | None:
-    """The number of the ask that an engine's request belongs to."""
-    found = _ASK.search(request_id)
-    return int(found[1]) if found else None

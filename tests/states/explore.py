@@ -19,8 +19,11 @@ KINDS: Final = {
     "leases": Kind(leases=True),
     "reasoning": Kind(reasoning=True),
     "kvloop": Kind(verifying=True),
+    "local": Kind(verifying=True, path="Local"),
+    "auto": Kind(path="Auto"),
 }
-"""Stock engines, with kvloop's plug-in, with a model that thinks and a template that forgets it; KvloopConnector."""
+"""Stock engines, with kvloop's plug-in, with a model that thinks and a template that forgets it; KvloopConnector, also
+with turns that decode plays alone; stock engines whose speed is learnt."""
 
 _STEPS: Final = 60
 _TURNS_AN_EXAMPLE: Final = 90

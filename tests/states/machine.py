@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from kvloop_connector.settings import READ_MARGIN_SECONDS
+from kvloop_connector.settings import READ_MARGIN_SECONDS, Role
 from kvloop_router.pairs import Templates
 from tests.states.cold import Cold, cold
 from tests.states.engines import BLOCK_SIZE, MODEL, THRESHOLD, TTL_SECONDS, Kind as EngineKind, LocalEngine
@@ -56,7 +56,8 @@ class Tally:
 
     templates: what their routers know of the engines' tokenizers, learnt once, as by one that runs for long.
     failed: turns without an answer, while an engine was restarted. left: turns whose client left.
-    reused, reusable: tokens, by the router's word and by the oracle's. lost: tokens that only the oracle reused.
+    reused, reusable: tokens, by the router's word and by the oracle's. had: of these, what an engine that got a handle
+    had itself, all but fewer than the threshold, so that it pulled nothing. lost: tokens that only the oracle reused.
     """
 
     examples: int = 0
@@ -68,6 +69,7 @@ class Tally:
     left: int = 0
     warm: int = 0
     reused: int = 0
+    had: int = 0
     reusable: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     twists: Counter[str] = field(default_factory=Counter)
@@ -78,7 +80,7 @@ class Tally:
     @property
     def share(self) -> float:
         """Of what the oracle could reuse."""
-        return self.reused / self.reusable if self.reusable else 1.0
+        return (self.reused + self.had) / self.reusable if self.reusable else 1.0
 
 
 @dataclass(slots=True)
@@ -111,7 +113,10 @@ class RouterStates(RuleBasedStateMachine):
         self._draining: LocalEngine | None = None
         self._unnoticed: dict[str, list[str]] = {}
         self._turns: list[oracle.Turn] = []
-        self._gone: list[oracle.Gone] = []
+        self._gone: dict[int, float] = {}
+        self._running: set[int] = set()
+        self._doubtful: list[tuple[int, str, float]] = []
+        self._had: dict[int, int] = {}
         self._played: list[_Played | None] = []
         self._scopes: dict[tuple[int, str, str], int] = {}
         self.tally.examples += 1
@@ -166,8 +171,10 @@ class RouterStates(RuleBasedStateMachine):
 
     async def _restart(self, chance: Random) -> None:
         engine, told = chance.choice((*self._house.engines, *self._house.decode)), chance.random() < 0.4
-        self._forget(lambda turn: turn.process.startswith(engine.pod_uid))
-        gone = engine.engine_id
+        now, gone = self._loop.time(), engine.engine_id
+        self._forget(lambda turn: bool(turn.answer) and turn.decode == engine.name)
+        self._doubtful += [(index, engine.name, now) for index in self._running]
+        self._had |= engine.engine.had if engine.role is Role.PREFILL else {}
         await self._house.restart(engine, told=told)
         if not told:
             self._unnoticed.setdefault(engine.name, []).append(gone)
@@ -184,6 +191,7 @@ class RouterStates(RuleBasedStateMachine):
         if not self._talks:
             return
         talk = self._talks[chance.choice(sorted(self._talks))]
+        # Of turns that run, what they leave in the end is given up too.
         self._forget(lambda turn: turn.conversation == talk.name and turn.tenant in self._scopes_of(talk.tenant))
         await self._house.delete(talk.name, {"Authorization": f"Bearer {API_KEYS[talk.tenant]}"})
 
@@ -222,14 +230,16 @@ class RouterStates(RuleBasedStateMachine):
         # In the order of sending, which is the oracle's too.
         self._turns.append(self._oracles(sent, right, (), "", began, began))
         self._played.append(None)
+        self._running.add(index)
         reply = await self._house.ask(sent.path, sent.body, headers, sent.leaves)
+        self._running.discard(index)
         played = _Played(sent, reply, right, kind, twist)
         if reply.status == 200:
             assert reply.texts == right.texts, f"wrong: {reply.texts} instead of {right.texts} to {sent.body}"
             assert "remote_block_ids" not in reply.raw, reply.raw
             answer = right.answers[0][0] if right.retained else ()
             decode = reply.headers.get("X-Kvloop-Decode", "")
-            self._turns[index] = self._oracles(sent, right, answer, decode, began, self._loop.time(), index)
+            self._turns[index] = self._oracles(sent, right, answer, decode, began, self._loop.time())
             self._played[index] = played
         elif reply.status == 0:
             self.tally.left += 1
@@ -239,12 +249,11 @@ class RouterStates(RuleBasedStateMachine):
         return played
 
     def _oracles(
-        self, sent: Request, right: Cold, answer: Sequence[int], decode: str, began: float, ended: float, index: int = 0
+        self, sent: Request, right: Cold, answer: Sequence[int], decode: str, began: float, ended: float
     ) -> oracle.Turn:
         ask = sent.ask
         # Several answers leave no handle. What ids do not tell of, as of media, only an engine can prove.
         silent = sent.several or (sent.media and not self.engines.verifying)
-        pod = {engine.name: engine.pod_uid for engine in self._house.engines}.get(decode, "")
         scope = self._scopes.setdefault((ask.talk.tenant, str(sent.body["model"]), sent.path), len(self._scopes))
         return oracle.Turn(
             tenant=scope,
@@ -252,7 +261,7 @@ class RouterStates(RuleBasedStateMachine):
             prompt=() if silent else right.prompt,
             answer=() if silent else answer,
             decode=decode,
-            process=f"{pod}#{index}",
+            process="",
             sent=began,
             ended=ended,
             router_sent=began,
@@ -262,7 +271,9 @@ class RouterStates(RuleBasedStateMachine):
     def _forget(self, which: Any) -> None:
         """The oracle may not reuse these any more."""
         now = self._loop.time()
-        self._gone += [oracle.Gone(turn.process, now) for turn in self._turns if turn.answer and which(turn)]
+        for index, turn in enumerate(self._turns):
+            if which(turn):
+                self._gone.setdefault(index, now)
 
     def _scopes_of(self, tenant: int) -> set[int]:
         return {number for (of, _, _), number in self._scopes.items() if of == tenant}
@@ -287,8 +298,16 @@ class RouterStates(RuleBasedStateMachine):
             engine_ttl={engine.name: TTL_SECONDS - READ_MARGIN_SECONDS for engine in self._house.decode},
             ids_believed=False,
         )
-        most = oracle.reusable(self._turns, self._gone, rules)
-        for played, best in zip(self._played, most, strict=True):
+        for index, decode, at in self._doubtful:
+            if self._turns[index].decode == decode:
+                self._gone.setdefault(index, at)
+        for engine in self._house.engines:
+            self._had |= engine.engine.had if engine.role is Role.PREFILL else {}
+        # Each turn has a process of its own: what it leaves ends by itself.
+        turns = [replace(turn, process=str(index)) for index, turn in enumerate(self._turns)]
+        gone = [oracle.Gone(str(index), at) for index, at in self._gone.items()]
+        most = oracle.reusable(turns, gone, rules)
+        for index, (played, best) in enumerate(zip(self._played, most, strict=True)):
             if played is None:
                 continue
             reply, reused = played.reply, played.reply.reused
@@ -297,8 +316,10 @@ class RouterStates(RuleBasedStateMachine):
             self.tally.reused += reused
             self.tally.reusable += best
             self.tally.reasons[reason or "warm"] += 1
-            if best > reused:
-                self.tally.lost[f"{reason or 'warm'}/{played.kind.value}/{played.twist.value}"] += best - reused
+            had = min(best, self._had.get(index, 0)) if reason == "below_threshold" else 0
+            self.tally.had += had
+            if best > reused + had:
+                self.tally.lost[f"{reason or 'warm'}/{played.kind.value}/{played.twist.value}"] += best - reused - had
 
 
 def machine(kind: EngineKind, tally: Tally) -> type[RouterStates]:

@@ -9,14 +9,14 @@ from typing import Any, Final
 from kvloop_connector.handle import RETAIN_PARAMS
 from kvloop_connector.proof import HashScheme, SealKey, Term, seal
 from kvloop_connector.verdict import REUSE_FIELD, Decision, Prompt, Reader, SpentHandles, judge, leg_params
-from kvloop_sim.engine import Engine
 from kvloop_sim.records import Admission, EngineRequest, EngineSettings, Sampling
+from tests.states.counting import CountingEngine
 
 _KEY: Final = SealKey(b"the key that the engines share..")
 _REVISION: Final = "0123456789"
 
 
-class VerifyingEngine(Engine):
+class VerifyingEngine(CountingEngine):
     """As ``KvloopScheduler`` is to vLLM's. ``clock``: the engine's own."""
 
     def __init__(self, settings: EngineSettings, clock: Callable[[], float]) -> None:

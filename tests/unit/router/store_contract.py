@@ -133,11 +133,13 @@ class StoreContract:
         assert await absence(store, "other", conversation="d") is Absence.MISS
         assert (await store.find(query("b", "B", conversation="d"))).matches == ()
 
-    async def test_an_edited_history_is_not_known_under_a_wrong_id(self, store: HandleStore) -> None:
-        await store.put(kept("one", "a", "b", "c", conversation="c"))
+    async def test_a_fork_under_another_id_finds_what_it_shares_nearly_all_of(self, store: HandleStore) -> None:
+        await store.put(kept("one", "a", "b", "c", "d", "e", conversation="c"))
 
+        found = await store.find(query("a", "b", "c", "d", "E", conversation="d"))
+
+        assert [(match.kept.ident, match.certain) for match in found.matches] == [("engine/one", False)]
         assert (await store.find(query("a", "b", "C", conversation="d"))).matches == ()
-        assert await names(store, "a", "b", "c") == ["one"]
 
     async def test_a_history_goes_before_an_id(self, store: HandleStore) -> None:
         await store.put(kept("named", "b", conversation="d"))

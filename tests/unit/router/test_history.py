@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvloop_connector.digest import DIGEST_BYTES, DigestKey
-from kvloop_router.history import Kinship, Trail, common_messages, kinship, outgrown, trail
+from kvloop_router.history import Kinship, Trail, apart, common_messages, kinship, outgrown, trail
 from kvloop_router.request import Api, Request
 
 KEY = DigestKey(b"k" * 32, b"tenant and model")
@@ -81,13 +81,22 @@ def test_an_id_selects_whatever_was_said() -> None:
     assert kin(chat(SYSTEM, ("user", "one")), chat(SYSTEM, ("user", "two")), named=True) is Kinship.SAME
 
 
-def test_under_another_id_all_that_was_recorded_has_to_be_the_beginning() -> None:
+def test_under_another_id_nearly_all_that_was_recorded_has_to_be_the_beginning() -> None:
     recorded = chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "two"))
     grown = chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2"), ("user", "three"))
     edited = chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "TWO"))
+    edited_early = chat(SYSTEM, ("user", "one"), ("assistant", "I"), ("user", "two"))
 
     assert kin(recorded, grown, named=False) is Kinship.LIKE
-    assert not kin(recorded, edited, named=False)
+    assert kin(recorded, edited, named=False) is Kinship.LIKE
+    assert not kin(recorded, edited_early, named=False)
+
+
+def test_threads_that_share_only_a_system_prompt_may_be_apart_under_one_id() -> None:
+    recorded = chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "two"))
+
+    assert apart(recorded, chat(SYSTEM, ("user", "other")), named=True)
+    assert not apart(recorded, chat(SYSTEM, ("user", "one"), ("assistant", "I")), named=True)
 
 
 @pytest.mark.parametrize(
