@@ -186,6 +186,16 @@ TURNS ?= 1000
 bench-truth: install engine-environment ## Compare TURNS adversarial turns with cold answers, on real engines: bench/results/truth.json
 	KVLOOP_ENGINE_ENVIRONMENT="$(ENGINE_ENVIRONMENT)" $(BIN)/python -m bench.truth --turns $(TURNS)
 
+.PHONY: test-router-states
+test-router-states: install ## Play TURNS random turns through a router and simulated engines in one process: bench/results/router_states.json
+	$(BIN)/python -m bench.router_states --turns $(TURNS)
+
+MINUTES ?= 60
+
+.PHONY: bench-soak
+bench-soak: install ## Mixed load for MINUTES; is memory, are descriptors and tasks kept: bench/results/soak.json and .png
+	$(BIN)/python -m bench.soak --minutes $(MINUTES)
+
 SCRIPT ?= benchmark_serving_multi_turn.py
 SCRIPT_PYTHON ?= $(BIN)/python
 .PHONY: bench-multi-turn

@@ -100,18 +100,22 @@ def reusable_tokens(
     block_size: int,
     remote_num_tokens: int,
     blocks_per_group: Sequence[int],
+    prompt_digests: bytes | None = None,
 ) -> int:
     """How many leading tokens of ``prompt`` may be read from the retained blocks; 0 where none are proven.
 
     One KV group: the common prefix in whole blocks, clamped to the blocks that exist. Several groups: all
     ``remote_num_tokens`` or nothing, since their blocks cover a window or a final state only.
+
+    prompt_digests: `block_digests` of the prompt, where they are known already.
     """
     if len(blocks_per_group) != 1:
         whole = 0 < remote_num_tokens <= len(prompt) and retained.exact != b""
         if whole and exact_digest(key, prompt[:remote_num_tokens]) == retained.exact:
             return remote_num_tokens
         return 0
-    common = common_blocks(retained.digests, block_digests(key, prompt, block_size))
+    own = block_digests(key, prompt, block_size) if prompt_digests is None else prompt_digests
+    common = common_blocks(retained.digests, own)
     return min(common, remote_num_tokens // block_size, blocks_per_group[0]) * block_size
 
 

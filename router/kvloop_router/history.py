@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from hashlib import blake2b
 from typing import Any
 
@@ -22,6 +23,9 @@ _INTRODUCTION = frozenset({"system", "developer"})
 PROMPT_CHARACTERS = 256
 PROMPT_TOKEN_IDS = 64
 """A completion's prompt has no messages; it is cut into pieces of this size."""
+
+GAIN = 2
+"""How many times as much as its own conversation loses by it a handle has to give another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +78,61 @@ def common_messages(left: Trail, right: Trail) -> int:
     return common_blocks(left.digests, right.digests)
 
 
-def same_conversation(recorded: Trail, new: Trail) -> bool:
-    """Whether the new history may use the recorded one's handle: it shares more than a system prompt, and is not just
-    another conversation's equal beginning.
+class Kinship(IntEnum):
+    """What a new history is to a recorded one."""
+
+    NONE = 0
+    LIKE = 1
+    """It may use the recorded one's handle, but for all that is known that is another conversation's."""
+    SAME = 2
+    """It is that conversation, edited or not."""
+
+
+def kinship(recorded: Trail, new: Trail, *, named: bool | None) -> Kinship:
+    """Whether the new history may use the recorded one's handle.
+
+    named: whether both were told under one conversation id; None: one of them under none.
+
+    An id only selects: threads that share one are told apart by what is said in them, and a conversation that comes
+    under another's id, or goes on from within another, is known by its history, if nearly all of what was recorded is
+    its beginning. Without ids it has to share more than a system prompt, and not to be another conversation's equal
+    beginning; the very same history is asked again by whoever wants another answer.
     """
     common = common_messages(recorded, new)
-    return common > recorded.shared and (common < len(new) or new.answered)
+    whole = common == len(recorded)
+    if named:
+        return Kinship.SAME
+    if common <= recorded.shared or not (common < len(new) or new.answered or whole):
+        return Kinship.NONE
+    if named is None:
+        return Kinship.SAME if whole and (common < len(new) or recorded.answered) else Kinship.LIKE
+    return Kinship.LIKE if mostly(recorded, new) else Kinship.NONE
 
 
-def goes_on(recorded: Trail, new: Trail) -> bool:
-    """Whether the new history is surely the recorded one's conversation later on: it begins with all of that one, an
-    answer included. Whatever the recorded one's handle retains, the new one's does too.
+def mostly(recorded: Trail, new: Trail) -> bool:
+    """Whether the new history begins with nearly all of the recorded one."""
+    common = common_messages(recorded, new)
+    return common >= GAIN * (len(recorded) - common)
+
+
+def apart(recorded: Trail, new: Trail, *, named: bool | None) -> bool:
+    """Whether a history that may use the recorded one's handle could as well be another conversation: told under
+    another id, or the same first question once more, or a thread that has only the system prompt in common.
+    ``named``: as for `kinship`.
     """
+    common = common_messages(recorded, new)
+    again = not new.answered and common == len(recorded) == len(new)
+    return named is False or (named is None and again) or (common <= recorded.shared and common < len(recorded))
+
+
+def outgrown(recorded: Trail, new: Trail, *, named: bool | None) -> bool:
+    """Whether whatever the recorded history's handle retains, the new one's does too: the new one begins with all of
+    that one. ``named``: as for `kinship`; without ids there has to be an answer in it, that no other conversation has.
+    """
+    if named is False or common_messages(recorded, new) != len(recorded):
+        return False
     chat = recorded.shared + 1 < len(recorded)
-    return chat and recorded.answered and common_messages(recorded, new) == len(recorded) < len(new)
+    return named is True or (chat and recorded.answered and len(recorded) < len(new))
 
 
 def _introduction(messages: Sequence[Mapping[str, Any]]) -> int:

@@ -16,6 +16,12 @@ from kvloop_router.leases import UNKNOWN, Held, Pace
 SHORTLIST = 4
 """How many handles a search gives at most; each costs a proof."""
 
+STRANGERS = 2
+"""How many of those may come from under other conversation ids."""
+
+THREADS = 4
+"""How many handles are kept under one conversation id: of threads that share it, and of what was edited or forked."""
+
 
 class Absence(StrEnum):
     """Why a search gives no handle."""
@@ -44,7 +50,7 @@ class Why(StrEnum):
     STORE_UNAVAILABLE = "store_unavailable"
     """The store that routers share could not be reached."""
     USELESS = "useless"
-    """The next turn's history has nothing in common with it that could be reused."""
+    """Its conversation has gone on in a way that cannot use it."""
     NO_PAIR = "no_pair"
     """There are no engines that it could go between."""
     NOT_KEPT = "not_kept"
@@ -138,6 +144,11 @@ class Query:
     tenant_scope: bytes
     conversation: str | None
     trail: Trail
+
+
+def same_name(left: str | None, right: str | None) -> bool | None:
+    """Whether two conversation ids are one; None where one of them is not known."""
+    return None if left is None or right is None else left == right
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,24 +5,27 @@ With KvloopConnector the prefill engine proves it: here a handle is found by the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvloop_connector.digest import Retained, retain, reusable_tokens
+from kvloop_connector.digest import DigestKey, Retained, block_digests, retain, reusable_tokens
 from kvloop_connector.errors import InvalidHandle
 from kvloop_connector.handle import RETAIN_PARAMS, KVHandle
-from kvloop_router import leases, legs, ranks
+from kvloop_router import history, leases, legs, ranks
 from kvloop_router.config import Config
 from kvloop_router.engine import Engine
 from kvloop_router.engines import Engines
-from kvloop_router.kept import Absence, Found, HandleStore, Kept, Match, Query, Why, packed
+from kvloop_router.kept import Absence, Found, HandleStore, Kept, Match, Query, Why, packed, same_name
 from kvloop_router.leases import Pace
 from kvloop_router.relay import Ended
 from kvloop_router.release import Releases
 from kvloop_router.request import Request
 from kvloop_router.scope import Scope
 from kvloop_router.turn_log import TurnReport
+
+_NEVER_PROVABLE = frozenset({"api", "template"})
+"""Why nothing can be proven of this turn, nor of any that goes on from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,12 @@ class Option:
     tokens: int
     grant: int = 0
     proven: bool = True
+
+    @property
+    def excess(self) -> int:
+        """How many tokens it holds that are of no use here; of handles that give as much, others miss this one least
+        where these are few."""
+        return int(self.kept.params["remote_num_tokens"]) - self.tokens
 
     @property
     def handle(self) -> KVHandle:
@@ -55,6 +64,28 @@ class Options:
     options: tuple[Option, ...]
     reason: str
     equal: int = 0
+
+
+class _Proof:
+    """A new prompt, digested once for all handles that it is compared with."""
+
+    def __init__(self, scope: Scope, token_ids: Sequence[int]) -> None:
+        self.token_ids = token_ids
+        self._scope = scope
+        self._digests: dict[tuple[str, int], bytes] = {}
+
+    def key(self, kept: Kept) -> DigestKey:
+        """The key that its digests are made with."""
+        return self._scope.token_key(kept.kv_revision)
+
+    def digests(self, kept: Kept) -> bytes | None:
+        """The prompt's digests, to be compared with its; None where it is used whole or not at all."""
+        if len(kept.blocks) != 1:
+            return None
+        how = kept.kv_revision, kept.block_size
+        if how not in self._digests:
+            self._digests[how] = block_digests(self.key(kept), self.token_ids, kept.block_size)
+        return self._digests[how]
 
 
 class Reuse:
@@ -80,27 +111,31 @@ class Reuse:
         self._longest = max(config.handle_ttl_seconds, config.kv_transfer.longest_lease_seconds - margin)
 
     async def find(self, query: Query, scope: Scope, token_ids: Sequence[int] | None, why_unprovable: str) -> Options:
-        """The handles that this turn may use. What is certainly this conversation's and of no use is released.
+        """The handles that this turn may use. What its conversation can have no use for any more is released; one that
+        only has its id may be another thread's.
 
         token_ids: of the new prompt; None: nothing can be proven, for the reason given, or without one because the
         engines' rendering of such a request is not known yet.
         """
         found = await self._store.find(query)
         if self._config.kv_transfer.verified_by_engine and self._config.reuse:
-            return _unproven(found)
+            return _unproven(found, query)
         if token_ids is None or not self._config.reuse:
-            await self._give_up(found.matches)
             if not self._config.reuse:
+                await self._give_up(match for match in found.matches if match.certain)
                 return Options((), "off")
+            if why_unprovable in _NEVER_PROVABLE:
+                await self._give_up(_outgrown(found, query))
             return Options((), why_unprovable or ("template" if found.matches else found.absence))
         if not found.matches:
             return Options((), found.absence)
-        proven = [Option(match.kept, self._proven(match.kept, scope, token_ids)) for match in found.matches]
+        proof = _Proof(scope, token_ids)
+        proven = [Option(match.kept, self._proven(match.kept, proof)) for match in found.matches]
         threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
-        usable = [option for option in proven if option.tokens >= threshold]
+        usable = [option for option in proven if option.tokens >= threshold and _worth_it(option, query)]
         if usable:
-            return Options(tuple(sorted(usable, key=lambda option: option.tokens, reverse=True)), "")
-        await self._give_up(found.matches)
+            return Options(tuple(sorted(usable, key=lambda option: (-option.tokens, option.excess))), "")
+        await self._give_up(_outgrown(found, query))
         partly = any(option.tokens or not option.kept.retained.digests for option in proven)
         equal = max(option.tokens for option in proven)
         return Options((), "below_threshold" if partly else "diverged", equal)
@@ -163,23 +198,23 @@ class Reuse:
         if option is not None and await self._store.withdraw(option.kept.ident):
             self._releases.add(option.kept, Why.SUPERSEDED)
 
-    def _proven(self, kept: Kept, scope: Scope, token_ids: Sequence[int]) -> int:
+    def _proven(self, kept: Kept, proof: _Proof) -> int:
         groups = kept.group_sizes
         if len(groups) > 1 and not self._config.engine.multi_group_reuse:
             return 0
         return reusable_tokens(
             kept.retained,
-            token_ids,
-            key=scope.token_key(kept.kv_revision),
+            proof.token_ids,
+            key=proof.key(kept),
             block_size=kept.block_size,
             remote_num_tokens=int(kept.params["remote_num_tokens"]),
             blocks_per_group=groups,
+            prompt_digests=proof.digests(kept),
         )
 
-    async def _give_up(self, matches: Sequence[Match]) -> None:
-        """Release what is certainly this conversation's; another one may still want the rest."""
+    async def _give_up(self, matches: Iterable[Match]) -> None:
         for match in matches:
-            if match.certain and await self._store.withdraw(match.kept.ident):
+            if await self._store.withdraw(match.kept.ident):
                 self._releases.add(match.kept, Why.USELESS)
 
     def _unusable(self, decode: Engine, ended: Ended) -> str:
@@ -299,7 +334,8 @@ class Reuse:
 
 
 def report_reuse(report: TurnReport, option: Option, params: Mapping[str, Any] | None) -> str:
-    """Enter what a prefill leg had without computing it, within the proven prefix: pulled, or in its own cache.
+    """Enter what a prefill leg had without computing it because of a handle: the proven prefix where it pulled what its
+    own cache had not of that, and else nothing.
 
     params: what the leg returned. Gives the engine's verdict on the handle; "" where it was proven here.
     """
@@ -315,24 +351,50 @@ def report_reuse(report: TurnReport, option: Option, params: Mapping[str, Any] |
             report.path, report.reason = "cold", "no_verdict" if verdict is None else told
             return told
     cached = (params or {}).get("remote_prefill_cached_tokens")
-    report.reused_tokens = min(cached, report.proven_tokens) if isinstance(cached, int) else report.proven_tokens
-    if report.reused_tokens < report.proven_tokens:
-        # Prefill's own cache had all but fewer than the threshold, so that it pulled nothing.
-        report.path, report.reason = "cold", "below_threshold"
+    end = report.proven_tokens + max(1, option.kept.block_size)
+    if isinstance(cached, int) and not report.proven_tokens <= cached < end:
+        # What it pulls ends where the proof does. Its own cache had more, or all but fewer than the threshold.
+        report.path, report.reason, report.reused_tokens = "cold", "below_threshold", 0
     else:
-        report.path, report.reason = "warm", ""
+        report.path, report.reason, report.reused_tokens = "warm", "", report.proven_tokens
     return told
 
 
-def _unproven(found: Found) -> Options:
-    """The handles whose history fits, for the prefill engine to judge. One that only begins alike may be another
-    conversation's: it is tried where there is no other."""
-    certain = [match for match in found.matches if match.certain]
+def _unproven(found: Found, query: Query) -> Options:
+    """The handles whose history fits, that which has most in common first, for the prefill engine to judge. One that
+    only begins alike may be another conversation's: it is tried where there is no other."""
+    common = {match.kept.ident: history.common_messages(match.kept.trail, query.trail) for match in found.matches}
+    matches = [match for match in found.matches if _worth_a_try(match.kept, query)]
+    matches.sort(key=lambda match: (-common[match.kept.ident], len(match.kept.trail)))
+    fitting = [match for match in matches if match.certain or history.mostly(match.kept.trail, query.trail)]
     options = [
         Option(match.kept, int(match.kept.params["remote_num_tokens"]), proven=False)
-        for match in certain or found.matches[:1]
+        for match in fitting or matches[:1]
     ]
     return Options(tuple(options), "" if options else found.absence)
+
+
+def _ours(kept: Kept, query: Query) -> bool:
+    return not history.apart(kept.trail, query.trail, named=same_name(kept.conversation, query.conversation))
+
+
+def _worth_a_try(kept: Kept, query: Query) -> bool:
+    """What another conversation's handle gives, and what that loses with it, is not known in tokens here: an answer has
+    to be common to both, and most of its history."""
+    return _ours(kept, query) or (kept.trail.answered and history.mostly(kept.trail, query.trail))
+
+
+def _outgrown(found: Found, query: Query) -> list[Match]:
+    """Those whose history goes on in this one, so that nobody else is likely to come for them."""
+    whole = (match for match in found.matches if match.certain)
+    return [match for match in whole if history.common_messages(match.kept.trail, query.trail) == len(match.kept.trail)]
+
+
+def _worth_it(option: Option, query: Query) -> bool:
+    """Whether a handle that may be another conversation's gives this one so much that the other's loss is small."""
+    if _ours(option.kept, query):
+        return True
+    return option.tokens >= history.GAIN * option.excess
 
 
 def _size(handle: KVHandle) -> int:

@@ -240,6 +240,39 @@ local function common(left, right)
   return low
 end
 
+local function same_name(left, right)
+  -- Whether two conversation ids are one; nil where one of them is not known.
+  if left == '' or right == '' then
+    return nil
+  end
+  return left == right
+end
+
+local function kinship(it, named, trail, answered, gain)
+  -- As kvloop_router.history says: what a new history is to a handle's; nil, 'like' or 'same'.
+  local same, shared, length = same_name(it.named, named), common(it.trail, trail), #trail / DIGEST
+  local whole = shared == #it.trail / DIGEST
+  if same then
+    return 'same'
+  end
+  if shared <= it.introduction or not (shared < length or answered or whole) then
+    return nil
+  end
+  if same == nil then
+    return whole and (shared < length or it.answered) and 'same' or 'like'
+  end
+  return shared >= gain * (#it.trail / DIGEST - shared) and 'like' or nil
+end
+
+local function outgrown(it, named, trail)
+  -- As there: whether whatever a handle retains, that of a new history that begins with all of its own does too.
+  local same, length = same_name(it.named, named), #it.trail / DIGEST
+  if same == nil then
+    return it.introduction + 1 < length and it.answered and length < #trail / DIGEST
+  end
+  return same
+end
+
 local function under(name)
   return call('ZREVRANGE', key('x:', name), 0, -1)
 end

@@ -2,27 +2,30 @@
 
 local operations = {}
 
-function operations.find(named, trail, introduction, answered, most)
-  introduction, most = tonumber(introduction), tonumber(most)
-  local matches, seen, found, taken = {}, {}, 0, false
+function operations.find(named, trail, introduction, answered, most, most_strangers, gain)
+  introduction, most, most_strangers = tonumber(introduction), tonumber(most), tonumber(most_strangers)
+  local matches, seen, found, strangers, taken = {}, {}, 0, 0, false
   local function try(it, certain)
-    if found == most or seen[it.ident] then
+    local stranger = same_name(it.named, named) == false
+    if found == most or seen[it.ident] or (stranger and strangers == most_strangers) then
       return
     end
-    local shared = common(it.trail, trail)
-    local fits = shared > it.introduction and (shared < #trail / DIGEST or answered == '1')
-    if it.named ~= '' and named ~= '' then
-      fits = it.named == named
-    end
-    if not fits then
+    local kin = kinship(it, named, trail, answered == '1', tonumber(gain))
+    if not kin then
       return
     end
+    certain = certain and kin == 'same'
     if it.state == 'issued' then
-      seen[it.ident], found = true, found + 1
+      seen[it.ident], found, strangers = true, found + 1, strangers + (stranger and 1 or 0)
       matches[#matches + 1] = call('HGET', it.name, 'r')
       matches[#matches + 1] = certain and 1 or 0
     elseif certain then
       taken = true
+    end
+  end
+  for messages = #trail / DIGEST, 1, -1 do
+    for _, it in ipairs(under_whole(trail, messages)) do
+      try(it, true)
     end
   end
   if named ~= '' then
@@ -31,11 +34,6 @@ function operations.find(named, trail, introduction, answered, most)
       if it then
         try(it, true)
       end
-    end
-  end
-  for messages = #trail / DIGEST, 1, -1 do
-    for _, it in ipairs(under_whole(trail, messages)) do
-      try(it, true)
     end
   end
   if #trail / DIGEST > introduction then
@@ -106,7 +104,7 @@ function operations.withdraw(ident)
 end
 
 function operations.put(ident, record, deadline, process, named, trail, introduction, answered, keys, blocks,
-                        most_handles, most_bytes, most_blocks)
+                        most_handles, most_bytes, most_blocks, most_threads)
   local size = #record + #blocks + #trail
   if call('EXISTS', key('h:', ident)) == 1 or now >= tonumber(deadline) then
     return {}
@@ -114,7 +112,7 @@ function operations.put(ident, record, deadline, process, named, trail, introduc
   if size > tonumber(most_bytes) then
     return { 'full', record }
   end
-  local given_up = {}
+  local given_up, older = {}, {}
   local function give_up(why, one)
     local old = withdraw(one)
     if old then
@@ -122,17 +120,23 @@ function operations.put(ident, record, deadline, process, named, trail, introduc
       given_up[#given_up + 1] = old
     end
   end
-  if named ~= '' then
-    for _, one in ipairs(call('ZRANGE', key('x:', named), 0, -1)) do
-      give_up('superseded', one)
-    end
-  end
-  for messages = 1, #trail / DIGEST - 1 do
+  for messages = 1, #trail / DIGEST do
     for _, it in ipairs(under_whole(trail, messages)) do
-      local chat = it.introduction + 1 < messages and it.answered
-      if chat and (it.named == '' or it.named == named) and call('EXISTS', it.name) == 1 then
+      if outgrown(it, named, trail) then
+        older[it.ident] = true
         give_up('superseded', it.ident)
       end
+    end
+  end
+  if named ~= '' then
+    local others = {}
+    for _, one in ipairs(call('ZRANGE', key('x:', named), 0, -1)) do
+      if not older[one] and live(one) then
+        others[#others + 1] = one
+      end
+    end
+    for place = 1, #others + 1 - tonumber(most_threads) do
+      give_up('superseded', others[place])
     end
   end
   while call('ZCARD', key('all', '')) >= tonumber(most_handles)

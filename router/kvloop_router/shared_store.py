@@ -22,7 +22,20 @@ from typing import Any
 from kvloop_connector.lifecycle import State
 from kvloop_router import records
 from kvloop_router.background import Background
-from kvloop_router.kept import SHORTLIST, Absence, Found, GivenUp, Kept, Match, Query, Retention, Why
+from kvloop_router.history import GAIN
+from kvloop_router.kept import (
+    SHORTLIST,
+    STRANGERS,
+    THREADS,
+    Absence,
+    Found,
+    GivenUp,
+    Kept,
+    Match,
+    Query,
+    Retention,
+    Why,
+)
 from kvloop_router.store_link import StoreLink, StoreUnavailable
 
 _log = logging.getLogger(__name__)
@@ -132,7 +145,9 @@ class SharedStore:
         trail = query.trail
         named = _named(query.tenant_scope, query.conversation)
         try:
-            why, *rest = await self._call("find", named, trail.digests, trail.shared, _flag(trail.answered), SHORTLIST)
+            why, *rest = await self._call(
+                "find", named, trail.digests, trail.shared, _flag(trail.answered), SHORTLIST, STRANGERS, GAIN
+            )
         except StoreUnavailable:
             return Found((), Absence.STORE_UNAVAILABLE)
         parts = iter(rest)
@@ -206,6 +221,7 @@ class SharedStore:
                 most_handles,
                 most_bytes,
                 "" if max_blocks is None else max_blocks,
+                THREADS,
             )
         except StoreUnavailable as error:
             # One that may be there is not released: another router may be reading it.

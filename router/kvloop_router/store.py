@@ -16,8 +16,21 @@ from sys import intern
 from kvloop_connector.lifecycle import Effect, Event, Lease, State, transition
 from kvloop_router import records
 from kvloop_router.block_uses import BlockUses
-from kvloop_router.history import Trail, goes_on, same_conversation
-from kvloop_router.kept import SHORTLIST, Absence, Found, GivenUp, Kept, Match, Query, Retention, Why
+from kvloop_router.history import Kinship, Trail, kinship, outgrown
+from kvloop_router.kept import (
+    SHORTLIST,
+    STRANGERS,
+    THREADS,
+    Absence,
+    Found,
+    GivenUp,
+    Kept,
+    Match,
+    Query,
+    Retention,
+    Why,
+    same_name,
+)
 
 _ENTRY_BYTES = 2048
 """What a handle takes beside its record: its places in the indexes, and what is remembered of it afterwards."""
@@ -120,14 +133,20 @@ class MemoryStore:
     async def find(self, query: Query) -> Found:
         self._expire()
         matches: dict[str, Match] = {}
-        taken = False
+        taken, strangers = False, 0
         for entry, certain in self._candidates(query):
             if len(matches) == SHORTLIST:
                 break
-            if entry.ident in matches or not _may_share(entry, query):
+            same = same_name(entry.conversation, query.conversation)
+            if entry.ident in matches or (same is False and strangers == STRANGERS):
                 continue
+            kin = kinship(entry.trail, query.trail, named=same)
+            if kin is Kinship.NONE:
+                continue
+            certain = certain and kin is Kinship.SAME
             if entry.lease.state is State.ISSUED:
                 matches[entry.ident] = Match(entry.kept, certain)
+                strangers += same is False
             else:
                 taken = taken or certain
         if matches:
@@ -219,13 +238,13 @@ class MemoryStore:
         return () if known is None else tuple(known.idents)
 
     def _candidates(self, query: Query) -> Iterator[tuple[_Entry, bool]]:
-        """Entries by conversation id, then by the longest whole history, then by a common start; newest first."""
-        if query.conversation is not None:
-            yield from self._under(named(query.tenant_scope, query.conversation), certain=True)
+        """Entries by the longest whole history, then by conversation id, then by a common start; newest first."""
         for messages in range(len(query.trail), 0, -1):
             prefix = query.trail.prefix(messages)
             if prefix in self._index:
                 yield from self._under(prefix, certain=True, whole=messages)
+        if query.conversation is not None:
+            yield from self._under(named(query.tenant_scope, query.conversation), certain=True)
         yield from self._under(query.trail.start, certain=False)
 
     def _under(self, key: bytes, *, certain: bool, whole: int | None = None) -> Iterator[tuple[_Entry, bool]]:
@@ -282,18 +301,23 @@ class MemoryStore:
         return tuple(kept for ident in idents if (kept := self._withdraw(ident)))
 
     def _supersede(self, kept: Kept) -> tuple[Kept, ...]:
-        """Give up the older handles of a conversation that a newer one holds all of."""
+        """Give up the handles that a newer one of their conversation holds all of, and of too many threads that share
+        its id the oldest."""
         index, trail = self._index, kept.trail
-        outgrown = list(index.get(named(kept.tenant_scope, kept.conversation), ())) if kept.conversation else []
-        for messages in range(1, len(trail)):
+        older = []
+        for messages in range(1, len(trail) + 1):
             prefix = trail.prefix(messages)
             if prefix in index:
-                outgrown += [
+                older += [
                     entry.ident
                     for entry, _ in self._under(prefix, certain=True, whole=messages)
-                    if entry.conversation in (None, kept.conversation) and goes_on(entry.trail, trail)
+                    if outgrown(entry.trail, trail, named=same_name(entry.conversation, kept.conversation))
                 ]
-        return self._revoke(dict.fromkeys(outgrown)) if outgrown else ()
+        if kept.conversation is not None:
+            threads = index.get(named(kept.tenant_scope, kept.conversation), ())
+            others = [ident for ident in threads if ident not in older]
+            older += others[: max(0, len(others) + 1 - THREADS)]
+        return self._revoke(older) if older else ()
 
     def _expire(self) -> None:
         now = self._clock()
@@ -348,10 +372,3 @@ def _entry(kept: Kept) -> _Entry:
         named=named(kept.tenant_scope, kept.conversation),
         lease=Lease(kept.deadline),
     )
-
-
-def _may_share(entry: _Entry, query: Query) -> bool:
-    """Two ids that differ are two conversations; without ids, more than a system prompt must be equal."""
-    if entry.conversation is not None and query.conversation is not None:
-        return entry.conversation == query.conversation
-    return same_conversation(entry.trail, query.trail)

@@ -60,8 +60,8 @@ class TurnReport:
 
     at: when it began, Unix time. clock, began: the router's clock, and what it said then.
     tenant: the name of its API key, where that has one.
-    reason: why it is not warm; empty where it is. reused_tokens: tokens of the prompt that prefill did not compute,
-    within the prefix that the handle was proven to cover. retained_tokens: how many the handle covers that was taken.
+    reason: why it is not warm; empty where it is. reused_tokens: tokens of the prompt that prefill did not compute
+    because of the handle. retained_tokens: how many the handle covers that was taken.
     no_handle: why nothing was kept; empty where something was.
     phase: how far it has come: ``queue``, ``prefill``, ``decode``, ``stream``.
     expected: where there was a choice, what each path was expected to cost, in seconds.

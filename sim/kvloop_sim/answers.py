@@ -145,7 +145,7 @@ class AnswerWriter:
                 "system_fingerprint": None,
                 "usage": counts,
                 "prompt_logprobs": None,
-                "prompt_token_ids": list(choices[0].prompt) if request.return_token_ids else None,
+                "prompt_token_ids": tokenizer.plain(choices[0].prompt) if request.return_token_ids else None,
                 "prompt_text": None,
                 "kv_transfer_params": choices[-1].handle,
                 "ec_transfer_params": None,
@@ -172,7 +172,7 @@ class AnswerWriter:
         chunk["choices"][0]["finish_reason"] = None
         if self.request.continuous_usage:
             chunk["usage"] = _counts(len(prompt), 0)
-        chunk["prompt_token_ids"] = list(prompt) if self.request.return_token_ids else None
+        chunk["prompt_token_ids"] = tokenizer.plain(prompt) if self.request.return_token_ids else None
         chunk["prompt_text"] = None
         return chunk
 
@@ -201,7 +201,7 @@ class AnswerWriter:
                 "logprobs": self._completion_logprobs(delta.token_ids, delta.likely),
                 "finish_reason": delta.finish,
                 "stop_reason": delta.stop_reason,
-                "prompt_token_ids": list(prompt) if first and request.return_token_ids else None,
+                "prompt_token_ids": tokenizer.plain(prompt) if first and request.return_token_ids else None,
                 "token_ids": token_ids,
             }
         chunk = self._chunk(choice)
@@ -273,7 +273,7 @@ class AnswerWriter:
             "stop_reason": choice.stop_reason,
             "token_ids": list(choice.token_ids) if self.request.return_token_ids else None,
             "prompt_logprobs": None,
-            "prompt_token_ids": list(choice.prompt) if self.request.return_token_ids else None,
+            "prompt_token_ids": tokenizer.plain(choice.prompt) if self.request.return_token_ids else None,
             "routed_experts": None,
         }
 

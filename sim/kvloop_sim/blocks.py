@@ -145,12 +145,13 @@ class BlockPool:
 class BlockNames:
     """The names of the whole blocks of one growing sequence.
 
-    salt: a request's ``cache_salt``; sequences with different salts share nothing.
+    salt: a request's ``cache_salt``; sequences with different salts share nothing. adapter: nor with different ones.
     """
 
-    def __init__(self, block_size: int, salt: str) -> None:
+    def __init__(self, block_size: int, salt: str, adapter: str = "") -> None:
         self._block_size = block_size
-        self._previous = blake2b(salt.encode("utf-8", "replace"), digest_size=16, person=b"kvloop-sim").digest()
+        seed = f"{salt}\0{adapter}".encode("utf-8", "replace")
+        self._previous = blake2b(seed, digest_size=16, person=b"kvloop-sim").digest()
         self.names: list[bytes] = []
 
     def extend(self, tokens: Sequence[int]) -> None:

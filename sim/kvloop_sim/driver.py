@@ -91,12 +91,13 @@ class EngineDriver:
         *,
         params: Mapping[str, Any] | None,
         salt: str,
+        adapter: str = "",
     ) -> AsyncGenerator[Step]:
         """The tokens of one answer, in time. Raises LoadFailed, Aborted or EngineFatal."""
         if self.engine.draining or self._stop.is_set():
             raise Aborted
         arrived = self.clock()
-        request = self.engine.submit(request_id, prompt, sampling, params=params, salt=salt)
+        request = self.engine.submit(request_id, prompt, sampling, params=params, salt=salt, adapter=adapter)
         last = 0.0
         try:
             while True:

@@ -45,7 +45,6 @@ class Engine:
         self.draining = False
         self.dead: str | None = None
         self._compute_free_at = 0.0
-        self._seed = generation.kv_seed(settings.model)
         self._random = Random(settings.model)  # noqa: S311  it is only to look like noise
 
     def submit(
@@ -56,12 +55,14 @@ class Engine:
         *,
         params: Mapping[str, Any] | None = None,
         salt: str = "",
+        adapter: str = "",
     ) -> EngineRequest:
         """Enter a request into the queue; raises EngineFatal if the engine is dead."""
         self._alive()
-        names = BlockNames(self.settings.block_size, salt)
+        names = BlockNames(self.settings.block_size, salt, adapter)
         own = dict(params) if params and self.settings.connector else None
-        request = EngineRequest(request_id, list(prompt), len(prompt), sampling, own, names)
+        seed = generation.kv_seed(self.settings.model + adapter)
+        request = EngineRequest(request_id, list(prompt), len(prompt), sampling, own, names, seed)
         self.waiting.append(request)
         return request
 
@@ -317,7 +318,7 @@ class Engine:
             values = pool.read(request.blocks[index])[: min(size, start - index * size)]
             skip = max(0, request.attended - index * size)
             request.attention = generation.attend(request.attention, values[skip:])
-        previous = self._seed if start == 0 else pool.read(request.blocks[(start - 1) // size])[(start - 1) % size]
+        previous = request.seed if start == 0 else pool.read(request.blocks[(start - 1) // size])[(start - 1) % size]
         fresh: list[int] = []
         for position in range(start, len(tokens)):
             previous = generation.kv_value(previous, tokens[position])

@@ -48,6 +48,7 @@ class UsageError(ValueError):
 class Options:
     """A parsed command line. shutdown_timeout, load_seconds and dead_seconds are seconds.
 
+    adapters: names of LoRA adapters. images: how many a prompt may have.
     leases: of kvloop's plug-in; None without it.
     """
 
@@ -64,6 +65,8 @@ class Options:
     prompt_token_ids: bool = True
     strip_reasoning: bool = False
     prompt_tokens_details: bool = False
+    adapters: tuple[str, ...] = ()
+    images: int = 0
     load_seconds: float = 0.0
     dead_seconds: float = 5.0
     faults: Mapping[str, Any] = field(default_factory=dict)
@@ -133,6 +136,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         prompt_token_ids=release >= (0, 32),
         strip_reasoning="sim-strip-reasoning" in flags,
         prompt_tokens_details="enable-prompt-tokens-details" in flags,
+        adapters=tuple(word.partition("=")[0] for word in flags.get("lora-modules", "").split()),
+        images=int(_object("--limit-mm-per-prompt", flags.get("limit-mm-per-prompt", "{}")).get("image", 0)),
         load_seconds=number.seconds("sim-load-seconds", 0.0),
         dead_seconds=number.seconds("sim-dead-seconds", 5.0),
         faults=_object("--sim-faults", flags.get("sim-faults", "{}")),
@@ -153,7 +158,7 @@ def version_of(text: str) -> tuple[int, int] | None:
 
 
 _SWITCHES: Final = frozenset({"sim-stream-handles", "sim-strip-reasoning"})
-_MANY_VALUES: Final = frozenset({"served-model-name"})
+_MANY_VALUES: Final = frozenset({"served-model-name", "lora-modules"})
 
 
 def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kvloop_sim import tokenizer
 from kvloop_sim.options import Options
 from kvloop_sim.shape import Shape, shape_of
-from kvloop_sim.template import TemplateOptions, UnsupportedContent, render
+from kvloop_sim.template import TemplateOptions, UnsupportedContent, images, render
 
 _COMPLETION_TOKENS: Final = 16
 _SALT_LENGTH: Final = 1024
@@ -49,12 +49,14 @@ def internal_error(message: str = "Internal server error") -> ApiError:
 class GenerationRequest:
     """A validated chat or completion request. ``prompts`` has one entry for a chat.
 
+    adapter: the name of a LoRA adapter; empty for the model itself.
     logprobs: how many of the likeliest tokens are told beside each that was chosen; None: not even that one's.
     shape: the form that the answer must have; None: any.
     """
 
     chat: bool
     model: str
+    adapter: str
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: tuple[int, ...]
     n: int
@@ -121,7 +123,8 @@ def parse_generation(body: Mapping[str, Any], options: Options, *, chat: bool) -
     logprobs = _logprobs(fields, options, chat=chat)
     return GenerationRequest(
         chat=chat,
-        model=str(body.get("model") or options.served_names[0]),
+        model=(model := str(body.get("model") or options.served_names[0])),
+        adapter=model if model in options.adapters else "",
         prompts=tuple(tuple(prompt) for prompt in prompts),
         max_tokens=max_tokens,
         n=n,
@@ -150,7 +153,7 @@ def check_model(body: Mapping[str, Any], options: Options) -> None:
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         raise invalid("Input should be a valid string", "body.model")
-    if model and model not in options.served_names:
+    if model and model not in (*options.served_names, *options.adapters):
         raise ApiError(
             404,
             f"The model `{model}` does not exist. Valid aliases: {', '.join(options.served_names)}.",
@@ -177,9 +180,10 @@ def chat_ids(body: Mapping[str, Any], options: Options) -> list[int]:
         continue_final_message=continued,
         enable_thinking=arguments.get("enable_thinking") is not False,
         strip_reasoning=options.strip_reasoning,
+        images=options.images,
     )
     try:
-        return tokenizer.encode(render(messages, tools, template))
+        return tokenizer.with_media(tokenizer.encode(render(messages, tools, template)), images(messages))
     except UnsupportedContent as error:
         raise _bad(str(error), None) from error
 

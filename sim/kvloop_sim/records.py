@@ -62,7 +62,8 @@ class Phase(StrEnum):
 class EngineRequest:
     """One request inside the engine. Changed by Engine only.
 
-    tokens: prompt and answer so far. computed: how many of them have KV in ``blocks``. attention: the state after
+    tokens: prompt and answer so far. seed: what the KV of the first of them is computed upon.
+    computed: how many of them have KV in ``blocks``. attention: the state after
     attending to the first ``attended`` of those. published: how many of ``blocks`` the prefix cache knows.
     transferred: whether the connector has had its one look at ``params``.
     """
@@ -73,6 +74,7 @@ class EngineRequest:
     sampling: Sampling
     params: dict[str, Any] | None
     names: BlockNames
+    seed: int
     phase: Phase = Phase.WAITING
     blocks: list[int] = field(default_factory=list)
     computed: int = 0

@@ -123,11 +123,11 @@ class Server:
                 "created": self._started,
                 "owned_by": "vllm",
                 "root": self._options.model,
-                "parent": None,
+                "parent": self._options.served_names[0] if name in self._options.adapters else None,
                 "max_model_len": self._options.max_model_len,
                 "permission": [],
             }
-            for name in self._options.served_names
+            for name in (*self._options.served_names, *self._options.adapters)
         ]
         return web.json_response({"object": "list", "data": cards})
 
@@ -140,6 +140,7 @@ class Server:
             ids = tokenizer.encode(body["prompt"])
         else:
             raise invalid("Field required", "body.prompt")
+        ids = tokenizer.plain(ids)
         strings = [tokenizer.token_text(token) for token in ids] if Fields(body).flag("return_token_strs") else None
         return web.json_response(
             {"count": len(ids), "max_model_len": self._options.max_model_len, "tokens": ids, "token_strs": strings}
@@ -283,7 +284,9 @@ class Server:
             logprobs=request.logprobs is not None,
         )
         detokenizer = Detokenizer(request)
-        steps = self._driver.generate(request_id, prompt, sampling, params=request.params, salt=request.salt)
+        steps = self._driver.generate(
+            request_id, prompt, sampling, params=request.params, salt=request.salt, adapter=request.adapter
+        )
         try:
             async with aclosing(steps):
                 async for step in steps:

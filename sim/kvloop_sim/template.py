@@ -13,33 +13,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvloop_sim.tokenizer import END_OF_TEXT, IMAGE_PAD, IMAGE_TOKENS, SPECIAL_TEXTS
+
 _THINKING: Final = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 NO_THINKING: Final = "<think>\n\n</think>\n\n"
 """What ``enable_thinking: false`` puts in front of an answer."""
 
 
+IMAGE: Final = IMAGE_TOKENS * SPECIAL_TEXTS[IMAGE_PAD - END_OF_TEXT]
+
+
 class UnsupportedContent(ValueError):
-    """A message that this text-only template cannot render."""
+    """A message that this template cannot render."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateOptions:
-    """What a request says about the rendering, beside its messages and tools."""
+    """What a request says about the rendering, beside its messages and tools. images: how many there may be."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     enable_thinking: bool = True
     strip_reasoning: bool = False
+    images: int = 0
 
 
 def render(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, options: TemplateOptions
 ) -> str:
     """The prompt text of a chat. Raises UnsupportedContent where a message is malformed or not text."""
+    if len(images(messages)) > max(1, options.images):
+        raise UnsupportedContent(f"At most {options.images} image(s) may be provided in one prompt.")
     parts: list[str] = []
     rest = list(messages)
     if tools:
-        system = _content(rest.pop(0)) if rest and rest[0].get("role") == "system" else ""
+        system = _content(rest.pop(0), options) if rest and rest[0].get("role") == "system" else ""
         listing = "\n".join(json.dumps(tool, ensure_ascii=False, sort_keys=True) for tool in tools)
         parts.append(f"<|im_start|>system\n{system}\n# Tools\n{listing}<|im_end|>\n")
     last_user = max((index for index, message in enumerate(rest) if message.get("role") == "user"), default=-1)
@@ -47,7 +55,7 @@ def render(
         role = message.get("role")
         if not isinstance(role, str) or not role:
             raise UnsupportedContent("each message needs a role")
-        body = _content(message)
+        body = _content(message, options)
         if role == "assistant":
             body = _assistant(message, body)
             if options.strip_reasoning and index < last_user:
@@ -59,7 +67,14 @@ def render(
     return "".join(parts)
 
 
-def _content(message: Mapping[str, Any]) -> str:
+def images(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where the images of a chat come from, in their order."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return [str(part["image_url"]) for part in parts if isinstance(part, Mapping) and part.get("image_url")]
+
+
+def _content(message: Mapping[str, Any], options: TemplateOptions) -> str:
     content = message.get("content")
     if content is None:
         return ""
@@ -73,6 +88,8 @@ def _content(message: Mapping[str, Any]) -> str:
             texts.append(part)
         elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
             texts.append(part["text"])
+        elif options.images and isinstance(part, Mapping) and part.get("image_url"):
+            texts.append(IMAGE)
         else:
             kind = str(part.get("type")).removesuffix("_url") if isinstance(part, Mapping) else "unknown"
             raise UnsupportedContent(f"At most 0 {kind}(s) may be provided in one prompt.")

@@ -13,11 +13,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Final
 
 PIECE_BYTES: Final = 4
 _PAD: Final = 0xFF
 _SPECIAL_BASE: Final = 0xFF000000
+_TOKEN_BITS: Final = 32
+_TOKEN_MASK: Final = 2**_TOKEN_BITS - 1
+
+IMAGE_TOKENS: Final = 8
+"""Placeholders that an image takes in a prompt."""
 
 SPECIAL_TEXTS: Final = (
     "<|endoftext|>",
@@ -27,12 +33,15 @@ SPECIAL_TEXTS: Final = (
     "</think>",
     "<tool_call>",
     "</tool_call>",
+    "<|image_pad|>",
 )
 END_OF_TEXT: Final = _SPECIAL_BASE
 MESSAGE_START: Final = _SPECIAL_BASE + 1
 MESSAGE_END: Final = _SPECIAL_BASE + 2
 THINK_START: Final = _SPECIAL_BASE + 3
 THINK_END: Final = _SPECIAL_BASE + 4
+IMAGE_PAD: Final = _SPECIAL_BASE + 7
+"""Where an image stands in a prompt, one for each of its parts."""
 
 CONTROL_IDS: Final = frozenset({END_OF_TEXT, MESSAGE_START, MESSAGE_END})
 """Left out of text where special tokens are skipped; the others are added tokens, which stay."""
@@ -58,6 +67,25 @@ def encode(text: str) -> list[int]:
 def decode(ids: Iterable[int], *, skip_control: bool = False) -> str:
     """The text of ``ids``; with ``skip_control`` without the tokens that bound messages. Raises ValueError."""
     return "".join(token_text(token) for token in ids if not (skip_control and token in CONTROL_IDS))
+
+
+def with_media(ids: Sequence[int], media: Iterable[str]) -> list[int]:
+    """``ids`` as the engine has them: for each of ``media``, in their order, so many placeholders hold what it shows.
+
+    As in vLLM, ids alone do not say what KV they have: `plain` gives the ids that are told, which are all alike.
+    """
+    shown = [_digest(each) for each in media for _ in range(IMAGE_TOKENS)]
+    seen = iter(shown)
+    return [token | next(seen, 0) << _TOKEN_BITS if token == IMAGE_PAD else token for token in ids]
+
+
+def plain(ids: Iterable[int]) -> list[int]:
+    """The ids that an engine tells."""
+    return [token & _TOKEN_MASK for token in ids]
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=3).digest(), "big")
 
 
 @lru_cache(maxsize=65536)

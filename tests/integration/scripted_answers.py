@@ -126,12 +126,13 @@ def whole_answer(engine: ScriptedEngine, path: str, body: dict[str, Any]) -> dic
     if params and engine.role is Role.PREFILL:
         answer["kv_transfer_params"] = handle(engine, len(ids), ids)
         pulled = params.get("remote_num_tokens") or 0
+        if engine.verdict:
+            pulled = pulled // BLOCK_SIZE * BLOCK_SIZE if engine.verdict == "read" else 0
         cached = pulled if engine.cached_tokens is None else engine.cached_tokens
         answer["kv_transfer_params"]["remote_prefill_cached_tokens"] = cached
         if engine.verdict:
-            read = pulled // BLOCK_SIZE * BLOCK_SIZE if engine.verdict == "read" else 0
             said = engine.verdict if params.get("remote_engine_id") else "no_handle"
-            answer["kv_transfer_params"]["kvloop_reuse"] = {"outcome": said, "tokens": read}
+            answer["kv_transfer_params"]["kvloop_reuse"] = {"outcome": said, "tokens": pulled}
     elif params:
         answer["kv_transfer_params"] = handle(engine, len(ids) + len(answer_ids) - 1, [*ids, *answer_ids])
     return answer

@@ -24,6 +24,7 @@ from tests.integration.scripted_engine import (
     stream_events,
 )
 
+OTHER = "another question, that has nothing in common with that one"
 LONG = "a question that is long enough to be worth a pull"
 
 
@@ -97,17 +98,32 @@ async def test_an_edited_history_pulls_only_what_is_equal(router: RouterUnderTes
     assert len(prefill.carried[1]["remote_block_ids"][0]) == shared // BLOCK_SIZE
 
 
-async def test_a_diverged_history_pulls_nothing_and_its_handle_rides_on_the_turns_own_leg(
-    router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine
+async def test_another_thread_under_the_same_id_pulls_nothing_and_leaves_the_handle(
+    router: RouterUnderTest, prefill: ScriptedEngine
 ) -> None:
     await router.chat(LONG, conversation_id="c")
     second = await router.chat("Something else altogether, of some length", conversation_id="c")
+    third = await router.chat(LONG, ANSWER, "and more", conversation_id="c")
 
     assert (second.path, second.reason, second.reused) == ("cold", "below_threshold", 0)
+    assert "remote_engine_id" not in prefill.carried[1]
+    assert third.path == "warm"
+
+
+async def test_a_handle_that_its_conversation_cannot_use_any_more_rides_on_the_turns_own_leg(
+    router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine
+) -> None:
+    body = chat_body(LONG, ANSWER, "what is this?")
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    body["messages"][-1]["content"] = [image]
+    await router.chat(LONG)
+    second = await router.post("/v1/chat/completions", body)
+
+    assert (second.path, second.reason, second.reused) == ("cold", "api", 0)
     assert prefill.carried[1]["remote_engine_id"] == decode.engine_id
     assert prefill.carried[1]["remote_num_tokens"] == 0
     await until(lambda: router.router is not None and len(router.router.releases) == 0)
-    assert await router.metric('kvloop_router_handles_total{event="released"}') == 1
+    assert await router.metric('kvloop_router_handles_given_up_total{reason="useless"}') == 1
 
 
 async def test_another_conversation_with_the_same_system_prompt_takes_no_handle(
@@ -263,7 +279,19 @@ async def test_below_the_threshold_nothing_is_pulled(router: RouterUnderTest, pr
 
     second = await router.chat(LONG, ANSWER, "and more")
 
-    assert (second.path, second.reason, second.reused) == ("cold", "below_threshold", 4)
+    assert (second.path, second.reason, second.reused) == ("cold", "below_threshold", 0)
+
+
+async def test_what_prefill_has_itself_is_not_reused_because_of_a_handle(
+    router: RouterUnderTest, prefill: ScriptedEngine
+) -> None:
+    prefill.cached_tokens = 500
+    await router.chat(LONG)
+
+    second = await router.chat(LONG, ANSWER, "and more")
+
+    assert (second.path, second.reason, second.reused) == ("cold", "below_threshold", 0)
+    assert await router.metric("kvloop_router_reused_tokens_total") == 0
 
 
 async def test_a_conversation_id_never_reaches_an_engine(
@@ -283,10 +311,10 @@ async def test_a_session_header_selects_a_handle_where_it_is_configured(
     async with scripted(tmp_path, prefill, decode, sessionHeaders=["X-Session-ID"]) as router:
         headers = {"X-Session-ID": "s"}
         await router.chat(LONG, headers=headers)
-        other = await router.chat(LONG, ANSWER, "more", headers={"X-Session-ID": "t"})
-        same = await router.chat(LONG, ANSWER, "more", headers=headers)
+        other = await router.chat(OTHER, headers={"X-Session-ID": "t"})
+        same = await router.chat(LONG, "compacted", "more", headers=headers)
 
-    assert (other.path, same.path) == ("cold", "warm")
+    assert (other.path, other.reason, same.path) == ("cold", "miss", "warm")
 
 
 async def test_an_ended_conversation_is_released(router: RouterUnderTest, prefill: ScriptedEngine) -> None:

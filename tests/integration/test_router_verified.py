@@ -39,7 +39,6 @@ def issued(*contents: str) -> int:
 async def test_the_second_turn_carries_the_handle_as_it_was_issued(
     router: RouterUnderTest, prefill: ScriptedEngine, decode: ScriptedEngine, streamed: bool
 ) -> None:
-    prefill.cached_tokens = 1000
     first = await router.chat(LONG, stream=streamed)
     second = await router.chat(LONG, ANSWER, "and more", stream=streamed)
 
@@ -126,10 +125,18 @@ async def test_what_cannot_be_told_by_tokens_is_reused_too(router: RouterUnderTe
 
 async def test_another_conversation_takes_no_handle(router: RouterUnderTest, prefill: ScriptedEngine) -> None:
     await router.chat(LONG, conversation_id="one")
-    other = await router.chat(LONG, ANSWER, "and more", conversation_id="another")
+    other = await router.chat(LONG, "another answer", "and more", conversation_id="another")
+    again = await router.chat(LONG)
 
-    assert (other.path, other.reason) == ("cold", "miss")
-    assert prefill.carried[1] == COLD_PREFILL_PARAMS
+    assert (other.path, other.reason) == (again.path, again.reason) == ("cold", "miss")
+    assert prefill.carried[1:] == [COLD_PREFILL_PARAMS] * 2
+
+
+async def test_a_conversation_under_a_wrong_id_is_known_by_its_history(router: RouterUnderTest) -> None:
+    await router.chat(LONG, ANSWER, "and more", conversation_id="one")
+    other = await router.chat(LONG, ANSWER, "and more", ANSWER, "still more", conversation_id="another")
+
+    assert other.path == "warm"
 
 
 async def test_the_end_of_a_conversation_releases_its_handle_whole(

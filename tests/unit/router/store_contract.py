@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvloop_router.history import trail
-from kvloop_router.kept import SHORTLIST, Absence, GivenUp, HandleStore, Kept, Retention, Why
+from kvloop_router.kept import SHORTLIST, STRANGERS, THREADS, Absence, GivenUp, HandleStore, Kept, Retention, Why
 from kvloop_router.leases import Held, Pace
 from kvloop_router.request import Api, Request
 from tests.unit.router.kept_handles import KEY, Clock, kept, next_turn, query
@@ -124,11 +124,83 @@ class StoreContract:
 
         assert await names(store, "quite", "another", "history", conversation="c") == ["mine"]
 
-    async def test_two_ids_are_two_conversations_whatever_their_histories(self, store: HandleStore) -> None:
+    async def test_a_history_is_known_under_a_wrong_id_but_not_for_certain(self, store: HandleStore) -> None:
         await store.put(kept("one", "a", conversation="c"))
 
-        assert await absence(store, "a", conversation="d") is Absence.MISS
-        assert await names(store, "a") == ["one"]
+        found = await store.find(next_turn("a", conversation="d"))
+
+        assert [(match.kept.ident, match.certain) for match in found.matches] == [("engine/one", False)]
+        assert await absence(store, "other", conversation="d") is Absence.MISS
+        assert (await store.find(query("b", "B", conversation="d"))).matches == ()
+
+    async def test_a_fork_under_another_id_finds_what_it_shares_nearly_all_of(self, store: HandleStore) -> None:
+        await store.put(kept("one", "a", "b", "c", "d", "e", conversation="c"))
+
+        found = await store.find(query("a", "b", "c", "d", "E", conversation="d"))
+
+        assert [(match.kept.ident, match.certain) for match in found.matches] == [("engine/one", False)]
+        assert (await store.find(query("a", "b", "C", conversation="d"))).matches == ()
+
+    async def test_a_history_goes_before_an_id(self, store: HandleStore) -> None:
+        await store.put(kept("named", "b", conversation="d"))
+        await store.put(kept("one", "a", conversation="c"))
+
+        assert await names(store, "a", conversation="d") == ["one", "named"]
+
+    async def test_conversations_with_other_ids_do_not_fill_a_search(self, store: HandleStore) -> None:
+        await store.put(kept("mine", "b", conversation="mine"))
+        for number in range(SHORTLIST):
+            await store.put(kept(f"of-{number}", "a", conversation=f"c-{number}"))
+
+        found = await names(store, "a", conversation="mine")
+
+        assert found == [*(f"of-{SHORTLIST - 1 - number}" for number in range(STRANGERS)), "mine"]
+
+    async def test_a_first_question_that_is_asked_again_finds_its_handle_uncertainly(self, store: HandleStore) -> None:
+        await store.put(kept("one", "a"))
+        await store.put(kept("another", "b", conversation="c"))
+
+        for again, certain in ((query("a"), False), (query("b", conversation="c"), True)):
+            found = await store.find(again)
+            assert [match.certain for match in found.matches] == [certain]
+
+    async def test_an_answer_that_is_made_anew_finds_its_handle_for_certain(self, store: HandleStore) -> None:
+        await store.put(kept("one", "a", "b", "c"))
+
+        assert [match.certain for match in (await store.find(query("a", "b", "c"))).matches] == [True]
+
+    async def test_another_conversations_equal_beginning_is_no_reason_to_take_its_handle(
+        self, store: HandleStore
+    ) -> None:
+        await store.put(kept("one", "a", "b", "c"))
+
+        assert (await store.find(query("a"))).matches == ()
+
+    async def test_threads_that_share_an_id_keep_their_handles_but_not_any_number(self, store: HandleStore) -> None:
+        threads = [kept(f"of-{number}", f"question {number}", conversation="c") for number in range(THREADS + 1)]
+
+        given_up = [await store.put(each) for each in threads]
+
+        assert given_up == [*([()] * THREADS), (GivenUp(threads[0], Why.SUPERSEDED),)]
+
+    async def test_threads_whose_time_is_over_do_not_count(self, store: HandleStore, clock: Clock) -> None:
+        for number in range(THREADS):
+            await store.put(kept(f"of-{number}", f"question {number}", conversation="c", deadline=1001.0 + number))
+        clock.now = 1001.5
+
+        assert await store.put(kept("new", "new", conversation="c")) == ()
+
+    async def test_an_edit_under_an_id_leaves_the_handle_of_what_was_there_before(self, store: HandleStore) -> None:
+        await store.put(kept("old", "a", "b", "c", conversation="c"))
+
+        assert await store.put(kept("edited", "a", "b", "C", conversation="c")) == ()
+        assert await names(store, "a", "b", "c", conversation="c") == ["old", "edited"]
+
+    async def test_an_answer_made_anew_under_an_id_supersedes_the_first_one(self, store: HandleStore) -> None:
+        old = kept("old", "a", conversation="c")
+        await store.put(old)
+
+        assert await store.put(kept("new", "a", conversation="c")) == (GivenUp(old, Why.SUPERSEDED),)
 
     async def test_a_new_handle_of_a_conversation_id_supersedes_the_old_one(self, store: HandleStore) -> None:
         old = kept("old", "a", conversation="c")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvloop_connector.lifecycle import State
-from kvloop_router.kept import HandleStore, Kept, Retention
+from kvloop_router.kept import THREADS, HandleStore, Kept, Retention, Why
 from kvloop_router.leases import Held, Pace
 from tests.unit.router.kept_handles import Clock, kept, next_turn
 
@@ -54,12 +54,25 @@ class Bookkeeping(RuleBasedStateMachine):
             deadline=self.clock.now + 450,
             blocks=(data.draw(RUNS),),
         )
+        superseded = self.superseded_by(handle) if conversation else set()
         self.made[handle.ident] = handle
-        given_up = {gone.kept.ident for gone in self.run(self.store.put(handle, max_blocks=most))}
+        gone = self.run(self.store.put(handle, max_blocks=most))
+        given_up = {each.kept.ident for each in gone}
         assert not given_up & self.granted.keys()
+        assert superseded - self.granted.keys() == {each.kept.ident for each in gone if each.why is Why.SUPERSEDED}
         self.over |= given_up
-        if conversation:
-            self.revoked |= {ident for ident, (taken, _) in self.granted.items() if taken.conversation == conversation}
+        self.revoked |= superseded & self.granted.keys()
+
+    def superseded_by(self, handle: Kept) -> set[str]:
+        """Those under its id that it holds all of, and of the others the oldest, so that THREADS are left with it."""
+        threads = [
+            each
+            for ident, each in self.made.items()
+            if ident not in self.over and each.conversation == handle.conversation
+        ]
+        others = [each.ident for each in threads if each.trail != handle.trail]
+        older = {each.ident for each in threads if each.trail == handle.trail}
+        return older | {*others[: max(0, len(others) + 1 - THREADS)]}
 
     @rule(content=st.sampled_from("ab"), conversation=st.sampled_from([None, "c", "d"]))
     def find_and_take(self, content: str, conversation: str | None) -> None:

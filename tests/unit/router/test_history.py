@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, strategies as st
 
 from kvloop_connector.digest import DIGEST_BYTES, DigestKey
-from kvloop_router.history import Trail, common_messages, same_conversation, trail
+from kvloop_router.history import Kinship, Trail, apart, common_messages, kinship, outgrown, trail
 from kvloop_router.request import Api, Request
 
 KEY = DigestKey(b"k" * 32, b"tenant and model")
@@ -17,6 +18,10 @@ SYSTEM = ("system", "Be brief.")
 def chat(*messages: tuple[str, str], key: DigestKey = KEY) -> Trail:
     body: dict[str, Any] = {"messages": [{"role": role, "content": content} for role, content in messages]}
     return trail(key, Request(Api.CHAT, body, "tiny", None, False))
+
+
+def kin(recorded: Trail, new: Trail, *, named: bool | None = None) -> Kinship:
+    return kinship(recorded, new, named=named)
 
 
 def completion(prompt: str | list[int]) -> Trail:
@@ -44,32 +49,79 @@ def test_trails_share_as_many_digests_as_histories_share_messages(
 def test_a_history_that_grew_is_the_same_conversation() -> None:
     recorded = chat(SYSTEM, ("user", "one"))
 
-    assert same_conversation(recorded, chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "two")))
+    assert kin(recorded, chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "two"))) is Kinship.SAME
 
 
-def test_an_edited_history_is_still_the_same_conversation() -> None:
+def test_an_edited_history_may_be_the_same_conversation() -> None:
     recorded = chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "two"))
 
-    assert same_conversation(recorded, chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "TWO")))
+    assert kin(recorded, chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "TWO"))) is Kinship.LIKE
 
 
 def test_a_shared_system_prompt_makes_no_conversation() -> None:
     recorded = chat(SYSTEM, ("developer", "Rules."), ("user", "one"))
 
-    assert not same_conversation(recorded, chat(SYSTEM, ("developer", "Rules."), ("user", "other")))
-    assert not same_conversation(chat(SYSTEM), chat(SYSTEM))
+    assert not kin(recorded, chat(SYSTEM, ("developer", "Rules."), ("user", "other")))
+    assert not kin(chat(SYSTEM), chat(SYSTEM))
 
 
 def test_another_conversations_equal_beginning_is_no_reason_to_take_its_handle() -> None:
+    recorded = chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "two"))
+
+    assert not kin(recorded, chat(SYSTEM, ("user", "one")))
+
+
+def test_the_very_same_question_may_want_another_answer() -> None:
     recorded = chat(SYSTEM, ("user", "one"))
 
-    assert not same_conversation(recorded, chat(SYSTEM, ("user", "one")))
+    assert kin(recorded, recorded) is Kinship.LIKE
+
+
+def test_an_id_selects_whatever_was_said() -> None:
+    assert kin(chat(SYSTEM, ("user", "one")), chat(SYSTEM, ("user", "two")), named=True) is Kinship.SAME
+
+
+def test_under_another_id_nearly_all_that_was_recorded_has_to_be_the_beginning() -> None:
+    recorded = chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "two"))
+    grown = chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2"), ("user", "three"))
+    edited = chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "TWO"))
+    edited_early = chat(SYSTEM, ("user", "one"), ("assistant", "I"), ("user", "two"))
+
+    assert kin(recorded, grown, named=False) is Kinship.LIKE
+    assert kin(recorded, edited, named=False) is Kinship.LIKE
+    assert not kin(recorded, edited_early, named=False)
+
+
+def test_threads_that_share_only_a_system_prompt_may_be_apart_under_one_id() -> None:
+    recorded = chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "two"))
+
+    assert apart(recorded, chat(SYSTEM, ("user", "other")), named=True)
+    assert not apart(recorded, chat(SYSTEM, ("user", "one"), ("assistant", "I")), named=True)
+
+
+@pytest.mark.parametrize(
+    ("new", "named", "gone"),
+    [
+        ([("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2"), ("user", "three")], None, True),
+        ([("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2"), ("user", "three")], True, True),
+        ([("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2"), ("user", "three")], False, False),
+        ([("user", "one"), ("assistant", "1"), ("user", "two")], True, True),
+        ([("user", "one"), ("assistant", "1"), ("user", "TWO")], True, False),
+        ([("user", "other")], True, False),
+    ],
+)
+def test_what_a_newer_history_holds_all_of_is_outgrown(
+    new: list[tuple[str, str]], named: bool | None, gone: bool
+) -> None:
+    recorded = chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "two"))
+
+    assert outgrown(recorded, chat(SYSTEM, *new), named=named) is gone
 
 
 def test_an_answer_that_is_made_anew_is_of_the_same_conversation() -> None:
     recorded = chat(SYSTEM, ("user", "one"), ("assistant", "1"), ("user", "two"))
 
-    assert same_conversation(recorded, recorded)
+    assert kin(recorded, recorded) is Kinship.SAME
 
 
 def test_the_order_of_keys_in_a_message_means_nothing() -> None:
@@ -88,12 +140,12 @@ def test_another_context_shares_nothing() -> None:
 def test_a_completion_that_grew_is_found_by_all_of_its_pieces() -> None:
     recorded = completion("word " * 200)
 
-    assert same_conversation(recorded, completion("word " * 200 + "and more"))
-    assert not same_conversation(recorded, completion("word " * 150 + "but another end " * 20))
+    assert kin(recorded, completion("word " * 200 + "and more"))
+    assert not kin(recorded, completion("word " * 150 + "but another end " * 20))
 
 
 def test_a_completion_of_token_ids_has_a_trail_too() -> None:
-    assert same_conversation(completion(list(range(200))), completion(list(range(300))))
+    assert kin(completion(list(range(200))), completion(list(range(300))))
 
 
 def test_a_short_completion_has_no_trail() -> None:
