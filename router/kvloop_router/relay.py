@@ -7,7 +7,7 @@ it, an answer that does not end well is cut off, so that no client takes it for 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -104,7 +104,7 @@ class Ended:
     """
 
     handle: Mapping[str, Any] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
     token_ids: list[int] = field(default_factory=list)
     finish_reasons: dict[int, str] = field(default_factory=dict)
     content: bool = False

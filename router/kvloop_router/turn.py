@@ -92,6 +92,9 @@ class Turns:
         self._random = random
         self._running: dict[int, Turn] = {}
         self._verified_by_engine = config.kv_transfer.verified_by_engine
+        self._digests_answers = (
+            config.reuse and config.kv_transfer.bidirectional_kv_xfer and not config.kv_transfer.verified_by_engine
+        )
         self._reuse = Reuse(config, store, releases, engines, clock, epoch)
         self._prefill_legs = PrefillLegs(
             engines=engines,
@@ -312,7 +315,7 @@ class Turns:
             raise EngineUnreachable(name, "no longer there")
         turn.report.decode, turn.report.phase = name, "decode"
         params = prefilled.params if prefilled is not None else None
-        ids, ask = self._sent_ids(turn), not self._verified_by_engine
+        ids, ask = self._sent_ids(turn), self._digests_answers
         body = legs.decode(turn.request, params=params, token_ids=ids, salt=turn.scope.salt, ask_token_ids=ask)
         watch = self._choosing.decode_leg(engine, turn.outlook, turn.report)
         downstream = relay.Begun(downstream, watch.first_token)
