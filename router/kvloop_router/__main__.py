@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from kvloop_router import config, logs
+from kvloop_router import config, garbage, logs
 from kvloop_router.errors import InvalidConfig
 from kvloop_router.serving import serving
 
@@ -42,6 +42,7 @@ async def _serve(settings: config.Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with serving(settings) as router:
+        garbage.look_seldom()
         _log.info("serving", extra={"address": router.address, "admin_address": router.admin_address})
         await stop.wait()
         _log.info("draining", extra={"turns": router.state.turns})

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from kvloop_router import headers
 from kvloop_router.errors import EngineError, EngineRejected, EngineUnreachable, StreamBroken
 from kvloop_router.gaps import Gaps
+from kvloop_router.logs import Fields
 from kvloop_router.outline import Outline
 from kvloop_router.trace_context import TraceContext
 
@@ -229,7 +230,8 @@ class TurnLog:
             self._outline_room += _size(oldest)
         if report.trace is not None and self._tracing is not None:
             self._tracing.end(report)
-        _log.info("turn", extra=report.told())
+        if _log.isEnabledFor(logging.INFO):
+            _log.handle(Fields(_log.name, "turn", self._wall_clock(), report.told()))
 
     def get(self, request_id: str) -> TurnReport | None:
         """The report on a recent turn."""
