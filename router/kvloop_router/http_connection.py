@@ -184,6 +184,11 @@ class Response:
             raise self._error
         return self.unread()
 
+    @property
+    def over(self) -> bool:
+        """Whether it has come to its end, and all of it was read."""
+        return self._complete and not self._pieces and self._error is None
+
     def unread(self) -> bytes:
         """What has arrived and was not read."""
         data = self._pieces.popleft() if len(self._pieces) == 1 else b"".join(self._pieces)
