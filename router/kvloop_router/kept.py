@@ -188,7 +188,13 @@ class Retention:
 
 
 class HandleStore(Protocol):
-    """A place for handles. A store that cannot be reached answers as if it were empty."""
+    """A place for handles. A store that cannot be reached answers as if it were empty.
+
+    shared: others have handles there too; if not, none of the methods ever waits.
+    """
+
+    @property
+    def shared(self) -> bool: ...
 
     def __len__(self) -> int:
         """How many handles there are, as far as is known without waiting."""

@@ -323,7 +323,9 @@ class Turns:
         outcome = "failed"
 
         async def finished(ended: Ended) -> None:
-            await self._background.finish(self._finish(turn, engine, params, ended))
+            finish = self._finish(turn, engine, params, ended)
+            # In this process's memory nothing waits, so that no client that leaves can cut it off.
+            await (self._background.finish(finish) if self._store.shared else finish)
 
         try:
             with turn.report.leg("decode", name) as reported:
