@@ -24,7 +24,7 @@ class Fields(logging.LogRecord):
 
     def __init__(self, name: str, message: str, at: float, fields: Mapping[str, Any]) -> None:
         """at: Unix time."""
-        self.__dict__ = {**_BLANK, "name": name, "msg": message, "created": at, "fields": fields}
+        self.__dict__ = {**_BLANK, **fields, "name": name, "msg": message, "created": at, "fields": fields}
 
 
 class JsonFormatter(logging.Formatter):
