@@ -91,6 +91,13 @@ class Pairs:
                 report, prefill=known.prefill, decode=known.decode, attempts=known.attempts + 1
             )
 
+    def adopt(self, report: PairReport) -> None:
+        """Take over what another worker of this router knows, unless one of the engines has changed since."""
+        key = (report.prefill.name, report.decode.name)
+        known = self._reports.get(key)
+        if known is not None and known.is_of(report.prefill, report.decode):
+            self._reports[key] = replace(report, prefill=known.prefill, decode=known.decode)
+
     def record_wrong(self, prefill: str, decode: str, detail: str) -> None:
         """What was reused between these processes was wrong: nothing is any more, as long as both of them live.
 
