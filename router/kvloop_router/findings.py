@@ -77,10 +77,11 @@ class Findings:
 
 
 def together(known: Findings, told: Sequence[Findings]) -> Findings:
-    """What all know, of the pairs that one of them still has; ``known`` where nobody says anything."""
+    """What all know, of the pairs that one of them still has; what was found wrong for ever, since a process that is
+    looked for anew may still be there. ``known`` where nobody says anything."""
     if not told:
         return known
-    pairs: dict[Pair, Finding] = {}
+    pairs = {pair: finding for pair, finding in known.pairs.items() if finding.verdict is Verdict.WRONG}
     for findings in told:
         for pair, finding in findings.pairs.items():
             before = pairs.get(pair, known.pairs.get(pair, finding))
