@@ -31,9 +31,8 @@ class Exchange:
         self._heard = heard
         state.salt_epoch = max(state.salt_epoch, heard.epoch)
 
-    async def hear(self, heard: Findings, *, plays: bool) -> None:
+    async def hear(self, heard: Findings) -> None:
         """What all workers together know, this one too."""
-        self.plays = plays
         self._heard = heard
         # Before anything is released: a turn that runs is then not kept.
         self._state.salt_epoch = max(self._state.salt_epoch, heard.epoch)
@@ -48,6 +47,11 @@ class Exchange:
             self._pairs.adopt(finding.about(report))
             if finding.verdict is Verdict.WRONG:
                 await self._forget(report.decode.process)
+
+    @property
+    def state_of_knowledge(self) -> str:
+        """Another text whenever what this one knows may be something else."""
+        return f"{self._pairs.changes} {self._state.salt_epoch.hex()}"
 
     def tell(self) -> Findings:
         """What this one knows."""

@@ -7,6 +7,8 @@ import logging
 import signal
 import tempfile
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 import orjson
@@ -78,25 +80,55 @@ class Agreement:
 
     def __init__(self) -> None:
         self.known = Findings()
+        self._with: dict[int, _Told] = {}
 
     async def run(self, workers: Workers) -> None:
         """Until cancelled."""
         while True:
-            before = self.known
-            await self._round(workers)
-            if self.known == before:
+            if not await self._round(workers):
                 await asyncio.sleep(_ROUND_SECONDS)
 
-    async def _round(self, workers: Workers) -> None:
+    async def _round(self, workers: Workers) -> bool:
+        """Ask and tell each; whether there is something new to be told."""
         serving = workers.serving
-        answers = await asyncio.gather(*(self._ask(workers, worker, plays=worker is serving[0]) for worker in serving))
-        self.known = together(self.known, [answer for answer in answers if answer is not None])
+        told = {worker.ident: self._with.get(worker.ident, _Told()) for worker in serving}
+        news = await asyncio.gather(
+            *(self._ask(workers, worker, told[worker.ident], plays=worker is serving[0]) for worker in serving)
+        )
+        gone, self._with = self._with.keys() - told.keys(), told
+        if not any(news) and not gone:
+            return False
+        known = together(self.known, [each.findings for each in told.values() if each.findings is not None])
+        if known == self.known:
+            return False
+        self.known = known
+        return True
 
-    async def _ask(self, workers: Workers, worker: Worker, *, plays: bool) -> Findings | None:
+    async def _ask(self, workers: Workers, worker: Worker, told: _Told, *, plays: bool) -> bool:
+        """Whether it says something new."""
+        known = self.known
+        findings = None if told.heard is known else known.told()
+        said = orjson.dumps({"plays": plays, "known": told.state, "findings": findings})
         try:
-            told = await worker.client.post(FINDINGS, orjson.dumps({**self.known.told(), "plays": plays}))
+            answer = await worker.client.post(FINDINGS, said)
         except Silent:
             workers.silent(worker)
-            return None
+            return False
         workers.heard(worker)
-        return Findings.heard(orjson.loads(told.body)) if told.status == 200 else None
+        if answer.status != HTTPStatus.OK:
+            return False
+        says = orjson.loads(answer.body)
+        told.heard, told.state = known, says["known"]
+        if says["findings"] is None:
+            return False
+        told.findings = Findings.heard(says["findings"])
+        return True
+
+
+@dataclass(slots=True)
+class _Told:
+    """What one worker has told last, in which state of its knowledge, and what it has heard."""
+
+    heard: Findings | None = None
+    state: str = ""
+    findings: Findings | None = None

@@ -35,9 +35,16 @@ class WorkerApi:
         return web.Response(text="ok\n") if why is None else web.Response(status=503, text=why + "\n")
 
     async def _findings(self, request: web.Request) -> web.StreamResponse:
-        told = orjson.loads(await request.read())
-        await self.exchange.hear(Findings.heard(told), plays=told["plays"])
-        return web.Response(body=orjson.dumps(self.exchange.tell().told()), content_type="application/json")
+        """Of many pairs there is much to say, and seldom anything new: either says it only if it is."""
+        exchange = self.exchange
+        # From its parent it takes any length.
+        said = orjson.loads(await request.content.read())
+        exchange.plays = said["plays"]
+        if said["findings"] is not None:
+            await exchange.hear(Findings.heard(said["findings"]))
+        known = exchange.state_of_knowledge
+        findings = None if said["known"] == known else exchange.tell().told()
+        return web.Response(body=orjson.dumps({"known": known, "findings": findings}), content_type="application/json")
 
 
 class Parent:

@@ -32,8 +32,9 @@ _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 30.0
 _LIVED_SECONDS = 60.0
 """A worker that ends after so long is not one that cannot serve."""
+_START_SECONDS = 120.0
 _HUNG_SECONDS = 30.0
-"""As long as a cluster lets a pod's liveness probe fail."""
+"""Both: as long as a cluster lets the probes of a router fail."""
 
 
 @dataclass(slots=True)
@@ -187,7 +188,13 @@ class Workers:
     async def _comes_to_serve(self, worker: Worker) -> bool:
         """Wait until it serves; whether it ever does."""
         assert worker.process.stdout is not None  # noqa: S101  it is a pipe
-        worker.serves = await worker.process.stdout.readline() == SERVES
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                worker.serves = await worker.process.stdout.readline() == SERVES
+        except TimeoutError:
+            _log.error("a worker does not come to serve", extra={"worker": worker.number})
+            with suppress(ProcessLookupError):
+                worker.process.kill()
         self.heard(worker)
         if worker.serves:
             _log.info("a worker serves", extra={"worker": worker.number, "pid": worker.process.pid})

@@ -11,16 +11,21 @@ from typing import Any
 
 import pytest
 
+from kvloop.watch import snapshot
+from kvloop.watch.access import RouterAdmin
 from kvloop_connector.settings import Role
+from kvloop_operator.reports import parse_report
 from tests.harness.engines import Engines, Kind, start
 from tests.harness.store_server import StoreServer, store_server
-from tests.integration.router_process import Got, until, write_engines
+from tests.integration.router_process import TOKEN, Got, until, write_engines
 from tests.integration.scripted_engine import ScriptedEngine, running, starts_then_waits
 from tests.integration.simulated import spec
 from tests.integration.worker_processes import Launched, Pod, connected, document, eventually, launched, several
 
 LONG = "a question that is long enough to be worth a pull"
 WORK = "read the ticket, look at the code, run the tests and say what they tell you. " * 12
+TURNS = 20
+"""So many connections hardly ever come to one of two workers."""
 REQUESTS = 'kvloop_router_requests_total{api="/v1/chat/completions"'
 
 
@@ -53,6 +58,11 @@ async def pod(router: Launched) -> AsyncIterator[Pod]:
         yield connection
 
 
+async def counts_every_turn(pod: Pod) -> bool:
+    """A turn is counted and written when its client has the answer."""
+    return await pod.metric(REQUESTS) == len(pod.lines("turn"))
+
+
 async def say(pod: Pod, *contents: str) -> Got:
     got = await pod.chat(*contents, max_tokens=140, ignore_eos=True, temperature=0)
     assert got.status == 200, got.text
@@ -66,19 +76,24 @@ async def test_a_conversation_goes_on_warm_at_whichever_worker_it_comes_to(pod: 
         assert turn.path == ("warm" if len(contents) > 1 else "cold"), turn.reason
         contents += [turn.content, "and what then? " * 12]
 
+    await eventually(lambda: counts_every_turn(pod))
     played = [line["request_id"] for line in pod.lines("turn")]
-    assert await pod.metric(REQUESTS) == len(played)
     assert await pod.metric("kvloop_router_workers") == 2
     shown = (await pod.admin("/admin/v1/engines"))["engines"]
     (handles,) = [engine["liveHandles"] for engine in shown if engine["name"] == engines.decode[0].name]
     assert handles == await pod.metric("kvloop_router_live_handles") > 0
     assert [turn["request_id"] for turn in (await pod.admin("/admin/v1/turns"))["turns"]] == played[::-1]
+    top = await asyncio.to_thread(snapshot.read, [RouterAdmin("router", pod.admin_url, TOKEN)], 0.0)
+    assert (top.routers, top.running_turns, len(top.engines), len(top.pairs)) == (1, 0, 2, 1)
+    assert top.samples["turns_total", (("path", "warm"), ("reason", ""))] == len(contents) // 2 - 1
+    parse_report("router", await pod.admin("/admin/v1/engines"), await pod.admin("/admin/v1/pairs"), 0.0)
     for request_id in played:
         assert (await pod.admin(f"/admin/v1/turns/{request_id}"))["request_id"] == request_id
         assert (await pod.admin(f"/admin/v1/turns/{request_id}/explanation"))["turn"]["request_id"] == request_id
 
 
 async def test_one_that_is_killed_comes_back_the_others_go_on_and_nothing_counts_backwards(pod: Pod) -> None:
+    await eventually(lambda: counts_every_turn(pod))
     counted, before = [await pod.metric(REQUESTS)], pod.pids
 
     os.kill(before[1], signal.SIGKILL)
@@ -91,9 +106,9 @@ async def test_one_that_is_killed_comes_back_the_others_go_on_and_nothing_counts
     since = len(pod.lines("turn"))
     while pod.players(since) != {0, 1}:
         await say(pod, "short")
+    await eventually(lambda: counts_every_turn(pod))
     counted.append(await pod.metric(REQUESTS))
     assert counted == sorted(counted)
-    assert counted[-1] == len(pod.lines("turn"))
     assert await pod.metric("kvloop_router_worker_restarts_total") == 1
     assert pod.pids[0] == before[0]
 
@@ -108,26 +123,26 @@ async def test_an_engine_and_the_router_drain_once_all_workers_know_it_and_no_tu
         asyncio.TaskGroup() as clients,
     ):
         go_on = asyncio.Event()
-        decode.script = [starts_then_waits(go_on) for _ in range(12)]
-        turns = [clients.create_task(pod.chat(f"{LONG} {number}", stream=True)) for number in range(12)]
-        await until(lambda: decode.running == 12)
+        decode.script = [starts_then_waits(go_on) for _ in range(TURNS)]
+        turns = [clients.create_task(pod.chat(f"{LONG} {number}", stream=True)) for number in range(TURNS)]
+        await until(lambda: decode.running == TURNS)
 
         pod.list_engines([prefill.entry(), {**decode.entry(), "draining": True}])
         await eventually(lambda: drains(pod, decode))
-        assert (await shown(pod, decode))["runningTurns"] == await pod.metric("kvloop_router_running_turns") == 12
-        assert {(await pod.chat(LONG)).status for _ in range(12)} == {503}, "no worker gives it a turn"
+        assert (await shown(pod, decode))["runningTurns"] == await pod.metric("kvloop_router_running_turns") == TURNS
+        assert {(await pod.chat(LONG)).status for _ in range(TURNS)} == {503}, "no worker gives it a turn"
 
         pod.list_engines([prefill.entry(), decode.entry()])
         assert pod.launched is not None
         pod.launched.process.terminate()
         await until(lambda: len(pod.lines("draining")) == 3)
         assert await pod.status("/readyz") == 503
-        assert {(await pod.chat(LONG)).status for _ in range(12)} == {503}
+        assert {(await pod.chat(LONG)).status for _ in range(TURNS)} == {503}
         assert (await pod.admin("/admin/v1/engines"))["draining"]
 
         go_on.set()
         ended = [await turn for turn in turns]
-        assert [(turn.status, turn.text.endswith("data: [DONE]\n\n")) for turn in ended] == [(200, True)] * 12
+        assert [(turn.status, turn.text.endswith("data: [DONE]\n\n")) for turn in ended] == [(200, True)] * TURNS
         assert await pod.launched.ended() == 0
         assert pod.players() == {0, 1}
 

@@ -101,10 +101,11 @@ def test_findings_come_over_as_they_are(said: Findings) -> None:
 async def test_what_another_found_counts_here_too() -> None:
     worker = Worker()
 
-    await worker.exchange.hear(told(VERIFIED), plays=True)
+    before = worker.exchange.state_of_knowledge
+    await worker.exchange.hear(told(VERIFIED))
 
     assert worker.report == VERIFIED.about(worker.report)
-    assert worker.exchange.plays
+    assert worker.exchange.state_of_knowledge != before
     assert worker.exchange.tell().pairs == {PAIR: VERIFIED}
     assert worker.forgot == []
 
@@ -114,8 +115,8 @@ async def test_what_another_found_wrong_is_used_here_no_more() -> None:
     finder.state.begin_epoch()
     finder.pairs.record_wrong(*PAIR, "other log-probabilities")
 
-    await worker.exchange.hear(finder.exchange.tell(), plays=False)
-    await worker.exchange.hear(finder.exchange.tell(), plays=False)
+    await worker.exchange.hear(finder.exchange.tell())
+    await worker.exchange.hear(finder.exchange.tell())
 
     assert not worker.pairs.usable("prefill-0", "decode-0")
     assert worker.state.salt_epoch == finder.state.salt_epoch != b""
