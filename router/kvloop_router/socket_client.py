@@ -31,23 +31,23 @@ class SocketClient:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(path=socket),
             headers=headers,
-            timeout=aiohttp.ClientTimeout(total=_SECONDS),
         )
 
-    async def get(self, path: str) -> Told:
+    async def get(self, path: str, *, seconds: float = _SECONDS) -> Told:
         """What a GET gives. Raises Silent."""
-        return await self._ask("GET", path, None)
+        return await self._ask("GET", path, None, seconds)
 
     async def post(self, path: str, body: bytes) -> Told:
         """What a POST gives. Raises Silent."""
-        return await self._ask("POST", path, body)
+        return await self._ask("POST", path, body, _SECONDS)
 
     async def close(self) -> None:
         await self._session.close()
 
-    async def _ask(self, method: str, path: str, body: bytes | None) -> Told:
+    async def _ask(self, method: str, path: str, body: bytes | None, seconds: float) -> Told:
+        limit = aiohttp.ClientTimeout(total=seconds)
         try:
-            async with self._session.request(method, _ORIGIN + path, data=body) as answer:
+            async with self._session.request(method, _ORIGIN + path, data=body, timeout=limit) as answer:
                 return Told(answer.status, answer.headers.get("Content-Type", ""), await answer.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Silent(type(error).__name__) from error

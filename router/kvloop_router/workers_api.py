@@ -18,6 +18,10 @@ from kvloop_router.socket_client import Silent, Told
 from kvloop_router.workers import Worker, Workers
 from kvloop_router.workers_metrics import Totals
 
+_SECONDS = 3.0
+_PROBE_SECONDS = 1.5
+"""A probe that waits for three seconds is to have its answer although one of the workers has none."""
+
 _Merge = Callable[[Sequence[Any]], dict[str, Any]]
 
 
@@ -92,7 +96,7 @@ class WorkersApi:
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.Request) -> web.StreamResponse:
-        told = await self._ask("/readyz")
+        told = await self._ask("/readyz", seconds=_PROBE_SECONDS)
         answers = [
             (503, f"no answer of worker {worker.number}") if answer is None else (answer.status, answer.body.decode())
             for worker, answer in told
@@ -100,13 +104,15 @@ class WorkersApi:
         self._ready, text = workers_merge.ready(answers, before=self._ready)
         return web.Response(status=200 if self._ready else 503, text=text + "\n")
 
-    async def _ask(self, path: str) -> list[tuple[Worker, Told | None]]:
+    async def _ask(self, path: str, *, seconds: float = _SECONDS) -> list[tuple[Worker, Told | None]]:
         """What each worker that serves answers; None: nothing."""
         workers = self._workers.serving
-        return list(zip(workers, await asyncio.gather(*(self._told(worker, path) for worker in workers)), strict=True))
+        return list(
+            zip(workers, await asyncio.gather(*(self._told(worker, path, seconds) for worker in workers)), strict=True)
+        )
 
-    async def _told(self, worker: Worker, path: str) -> Told | None:
+    async def _told(self, worker: Worker, path: str, seconds: float) -> Told | None:
         try:
-            return await worker.client.get(path)
+            return await worker.client.get(path, seconds=seconds)
         except Silent:
             return None
