@@ -144,7 +144,7 @@ class Workers:
         """Have a worker of this number serve, until ``stop``."""
         loop = asyncio.get_running_loop()
         failures = 0
-        while not self._stopping.is_set():
+        while worker is not None or not self._stopping.is_set():
             began = loop.time()
             worker = worker or await self._start(number)
             if worker.serves or await self._comes_to_serve(worker):

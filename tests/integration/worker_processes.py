@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -90,7 +91,7 @@ def launched(directory: Path, configured: Mapping[str, Any]) -> Iterator[Launche
     (directory / "router.yaml").write_text(yaml.safe_dump(dict(configured)))
     with (directory / "router.log").open("wb") as log:
         command = (sys.executable, "-m", "kvloop_router", "--config", str(directory / "router.yaml"))
-        process = subprocess.Popen(command, stderr=log)
+        process = subprocess.Popen(command, stderr=log, env={**os.environ, "TMPDIR": str(directory)})
     try:
         yield Launched(process, directory, configured)
     finally:
