@@ -313,11 +313,16 @@ def overlays_leave_kvloops_own(resource: DisaggregatedInference, facts: Facts) -
 
 
 def routers_can_share_handles(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
-    """Several routers need a server for their handles, which is made in a cluster only."""
+    """Several routers, or workers of one, need a server for their handles, which is made in a cluster only."""
+    if not has_own_store(resource.spec) or facts.discovery != "file":
+        return
     router = resource.spec.router
-    if has_own_store(resource.spec) and facts.discovery == "file":
-        fault = "several routers need a server for their handles, and without a cluster none is made"
+    fault = "several routers need a server for their handles, and without a cluster none is made"
+    if router.replicas > 1:
         yield Fault("spec.router.replicas", shown(router.replicas), fault, "set router.handleStore.url, or 1 replica")
+    if router.workers > 1:
+        fault = fault.replace("routers", "workers of a router")
+        yield Fault("spec.router.workers", shown(router.workers), fault, "set router.handleStore.url, or 1 worker")
 
 
 def everything_asked_for_is_there(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:

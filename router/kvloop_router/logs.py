@@ -28,7 +28,12 @@ class Fields(logging.LogRecord):
 
 
 class JsonFormatter(logging.Formatter):
-    """``time``, ``level``, ``logger``, ``message``, then the extra fields."""
+    """``time``, ``level``, ``logger``, ``message``, then the extra fields. ``worker``: one of them, where there is
+    any."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._own = {} if worker is None else {"worker": worker}
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -36,6 +41,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._own,
         }
         if isinstance(record, Fields):
             line.update(record.fields)
@@ -50,9 +56,9 @@ class JsonFormatter(logging.Formatter):
             return json.dumps(line, default=str)
 
 
-def configure(level: str) -> None:
-    """Send everything from ``level`` on to standard error."""
+def configure(level: str, *, worker: int | None = None) -> None:
+    """Send everything from ``level`` on to standard error. worker: the number of this process; None: it has none."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(JsonFormatter(worker))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

@@ -371,7 +371,9 @@ def _unproven(found: Found, query: Query) -> Options:
         Option(match.kept, int(match.kept.params["remote_num_tokens"]), proven=False)
         for match in fitting or matches[:1]
     ]
-    return Options(tuple(options), "" if options else found.absence)
+    if options:
+        return Options(tuple(options), "")
+    return Options((), "diverged" if any(match.certain for match in found.matches) else found.absence)
 
 
 def _ours(kept: Kept, query: Query) -> bool:

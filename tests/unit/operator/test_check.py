@@ -69,6 +69,13 @@ def test_without_a_cluster_nobody_makes_several_routers_a_server() -> None:
     assert found(router__replicas=2) == []
 
 
+def test_nor_does_anybody_make_several_workers_one() -> None:
+    local = OperatorSettings(discovery="file")
+    assert found(local, router__workers=2) == ["spec.router.workers"]
+    assert found(local, router__workers=2, router__handleStore={"url": "valkey://store:6379"}) == []
+    assert found(router__workers=2) == []
+
+
 def test_the_handshake_cannot_be_switched_off() -> None:
     field = "spec.kvTransfer.extraConfig.enforce_handshake_compat"
     assert found(kvTransfer__extraConfig={"enforce_handshake_compat": "false"}) == [field]
