@@ -191,7 +191,7 @@ class Turns:
                 await self._reuse.discard(option)
             elif (path := self._foresee(turn, option, pair)) is not Path.WARM:
                 # Nothing is read: the handle stays where it is, until this turn's own takes its place.
-                return (pair if path is Path.COLD else replace(pair, prefill="")), None, "cheaper"
+                return (pair if path is Path.COLD else pair._replace(prefill="")), None, "cheaper"
             elif (grant := await self._store.take(option.kept.ident)) is not None:
                 turn.report.proven_tokens = option.tokens if option.proven else 0
                 turn.report.retained_tokens = int(option.kept.params["remote_num_tokens"])
