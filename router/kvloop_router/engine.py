@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
+from typing import NamedTuple
 
 from kvloop_connector.settings import Role
 from kvloop_router import ranks
@@ -133,8 +134,7 @@ class Needs:
         self._closed = True
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What a request is to an engine.
 
     tokens: prefill, those to be computed; decode, those of its prompt. rank: which computes it; None: the engine's

@@ -16,7 +16,6 @@ each prefill leg has one decode leg.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -195,7 +194,7 @@ class Turns:
             elif (grant := await self._store.take(option.kept.ident)) is not None:
                 turn.report.proven_tokens = option.tokens if option.proven else 0
                 turn.report.retained_tokens = int(option.kept.params["remote_num_tokens"])
-                return pair, replace(option, grant=grant), ""
+                return pair, option._replace(grant=grant), ""
             else:
                 reason = "taken"
         home = found.options[0].kept.process if found.options else None
