@@ -122,9 +122,11 @@ async def conversing(
         **{"engine": VLLM_0_32, "kvTransfer": transfer(engines), **changes},
     ) as router:
         conversation = Conversation(router, engines, prefills, decode, f"conversation-{fresh_salt()}", [])
-        yield conversation
-        async with router.session.delete(f"{router.url}/kvloop/v1/conversations/{conversation.name}") as ended:
-            assert ended.status == 200
+        try:
+            yield conversation
+        finally:
+            async with router.session.delete(f"{router.url}/kvloop/v1/conversations/{conversation.name}") as ended:
+                assert ended.status == 200
         assert await asyncio.to_thread(wait_until, lambda: holds_nothing(decode))
 
 
@@ -178,18 +180,20 @@ async def test_other_prefill_engine_pulls_all_that_is_claimed(engines: Engines, 
 
 
 async def test_edited_history_reuses_what_is_common_and_is_answered_right(engines: Engines, tmp_path: Path) -> None:
-    async with conversing(tmp_path, engines, prefills=[engines.prefill[0]], decode=engines.decode[0]) as talk:
+    first, second = engines.prefill
+    async with conversing(tmp_path, engines, prefills=[first], decode=engines.decode[0]) as talk:
         await talk.turn(talk.prompt)
-        whole, _ = await talk.turn(MORE)
-        assert whole.path == "warm"
-        middle = len(talk.prompt) // 2
-        talk.contents[0] = talk.prompt[:middle] + talk.prompt[middle:].replace("ticket", "letter", 1)
+        before_the_edit = await talk.prompt_tokens()
+        await talk.turn(MORE)
+        retained = await talk.prompt_tokens() + ANSWER_TOKENS
+        talk.contents[2] = MORE.replace("second", "third")
+        await talk.move_to(second)
 
         got, counted = await talk.turn(MORE)
 
         assert got.path == "warm"
-        assert 0 < got.reused < whole.reused
-        assert got.reused == counted.external_hits + counted.local_hits
+        assert before_the_edit < got.reused < retained - BLOCK
+        assert (got.reused, counted.local_hits) == (counted.external_hits, 0)
         assert got.reused % BLOCK == 0
         assert got.content == await talk.cold_text()
 
