@@ -69,6 +69,24 @@ def test_without_a_cluster_nobody_makes_several_routers_a_server() -> None:
     assert found(router__replicas=2) == []
 
 
+def test_without_a_cluster_nobody_has_the_engines_certificates() -> None:
+    changes: Any = {"security__tls": {"engines": {"secretName": "mine"}}}
+    assert found(OperatorSettings(discovery="file"), **changes) == ["spec.security.tls.engines.secretName"]
+    assert found(**changes) == []
+
+
+def test_nothing_is_mounted_over_the_engines_certificates() -> None:
+    mount = {
+        "volumes": [{"name": "a", "emptyDir": {}}],
+        "volumeMounts": [{"name": "a", "mountPath": "/etc/kvloop/tls"}],
+    }
+    assert found(decode__volumes=mount["volumes"], decode__volumeMounts=mount["volumeMounts"]) == []
+    changes: Any = {"security__tls": {"engines": {"secretName": "mine"}}}
+    assert found(**changes, decode__volumes=mount["volumes"], decode__volumeMounts=mount["volumeMounts"]) == [
+        "spec.decode.volumeMounts[0].mountPath"
+    ]
+
+
 def test_the_handshake_cannot_be_switched_off() -> None:
     field = "spec.kvTransfer.extraConfig.enforce_handshake_compat"
     assert found(kvTransfer__extraConfig={"enforce_handshake_compat": "false"}) == [field]
