@@ -26,6 +26,9 @@ ROUTER_CONTAINER = "router"
 CONNECTOR_CONTAINER = "kvloop-connector"
 """The init container that brings kvloop's package into an engine's pod."""
 
+TLS_CONTAINER = "kvloop-tls"
+"""The init container that looks at an engine's certificate as routers will."""
+
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_DEPLOYMENT = f"{GROUP}/deployment"

@@ -108,7 +108,7 @@ def _pod(context: Context, role: Role) -> dict[str, Any]:
         "securityContext": None
         if spec.security.profile is SecurityProfile.PRIVILEGED
         else {"seccompProfile": {"type": "RuntimeDefault"}},
-        "initContainers": connector.init_containers(context, role),
+        "initContainers": [*tls.init_containers(context), *connector.init_containers(context, role)],
         "imagePullSecrets": [plain(secret) for secret in spec.image_pull_secrets],
         "priorityClassName": spec.priority_class_name,
         "runtimeClassName": spec.runtime_class_name,

@@ -6,12 +6,33 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvloop_operator import names
-from kvloop_operator.manifests.common import Context
+from kvloop_operator.manifests.common import Context, init_container
 from kvloop_operator.serving import engine_tls, router_tls, trusted_engines
 
 _VOLUME = "kvloop-tls"
 _ENGINE_CA_VOLUME = "kvloop-engine-ca"
 _PAIR = (names.CERTIFICATE_KEY, names.PRIVATE_KEY_KEY)
+
+# A handshake in memory. Its error is the last line of the log, and so what the pod's status says.
+_HANDSHAKE = """
+import ssl, sys
+certificate, key, authority, name = sys.argv[1:]
+server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+server.load_cert_chain(certificate, key)
+client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+client.load_verify_locations(authority)
+there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+sides = [
+    client.wrap_bio(back, there, server_hostname=name),
+    server.wrap_bio(there, back, server_side=True),
+]
+while sides:
+    side = sides.pop(0)
+    try:
+        side.do_handshake()
+    except ssl.SSLWantReadError:
+        sides.append(side)
+""".strip()
 
 
 def engine_arguments(context: Context) -> list[str]:
@@ -23,15 +44,36 @@ def engine_arguments(context: Context) -> list[str]:
 
 
 def engine_volumes(context: Context) -> list[dict[str, Any]]:
-    """The engines' certificate and key."""
+    """The engines' certificate and key, and for the look at them before an engine starts, their authority."""
     tls = engine_tls(context.spec)
     # Nobody knows which user an engine's image runs as.
-    return [_secret(_VOLUME, tls.secret_name, _PAIR, 0o444)] if tls is not None else []
+    return [_secret(_VOLUME, tls.secret_name, (*_PAIR, names.AUTHORITY_KEY), 0o444)] if tls is not None else []
 
 
 def engine_mounts(context: Context) -> list[dict[str, Any]]:
     """Where an engine finds them."""
     return [_mount(_VOLUME, names.ENGINE_TLS_DIRECTORY)] if engine_tls(context.spec) is not None else []
+
+
+def init_containers(context: Context) -> list[dict[str, Any]]:
+    """A look at the certificate as routers will look at it. No probe does: an engine that no router trusts would be
+    ready, and a rollout would go on until no other is left."""
+    name = server_name(context)
+    if engine_tls(context.spec) is None or name is None:
+        return []
+    files = [f"{names.ENGINE_TLS_DIRECTORY}/{key}" for key in (*_PAIR, names.AUTHORITY_KEY)]
+    engine = context.spec.engine
+    container = init_container(
+        names.TLS_CONTAINER,
+        # The engine's own, so that another version of kvloop starts no engine anew.
+        image=engine.image,
+        pull_policy=engine.image_pull_policy,
+        # Who runs the engine can also run its image's Python.
+        user=None,
+        command=["python3", "-c", _HANDSHAKE, *files, name],
+        mounts=engine_mounts(context),
+    )
+    return [container]
 
 
 def engine_scheme(context: Context) -> dict[str, str]:

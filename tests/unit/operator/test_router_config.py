@@ -194,7 +194,7 @@ def test_engines_with_a_certificate_are_probed_scraped_and_called_over_tls(role:
     children = manifests(**engine_tls())
     pod = child(children, "StatefulSet", f"demo-{role}")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert mounted(pod, "/etc/kvloop/tls") == ("mine", {"tls.crt", "tls.key"})
+    assert mounted(pod, "/etc/kvloop/tls") == ("mine", {"tls.crt", "tls.key", "ca.crt"})
     arguments = container["args"]
     for flag, file in (("--ssl-certfile", "tls.crt"), ("--ssl-keyfile", "tls.key")):
         assert arguments[arguments.index(flag) + 1] == f"/etc/kvloop/tls/{file}"
