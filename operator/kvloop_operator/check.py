@@ -283,10 +283,8 @@ def device_resources_are_kvloops(resource: DisaggregatedInference, facts: Facts)
 def volume_mounts_fit(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
     """Every mount has a volume, and none covers kvloop's own."""
     context = Context(resource, facts, "")
-    own = (
-        *_OWN_MOUNTS,
-        *(mount["mountPath"] for mount in (*connector.mounts(context), *tls.engine_mounts(context))),
-    )
+    own = [mount["mountPath"] for mount in (*connector.mounts(context), *tls.engine_mounts(context))]
+    own += _OWN_MOUNTS
     for role, spec in _roles(resource):
         volumes = {volume.name for volume in spec.volumes}
         for index, mount in enumerate(spec.volume_mounts):
@@ -316,21 +314,24 @@ def overlays_leave_kvloops_own(resource: DisaggregatedInference, facts: Facts) -
 
 
 def routers_can_share_handles(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
-    """Several routers need a server for their handles, which is made in a cluster only."""
+    """Several routers, or workers of one, need a server for their handles, which is made in a cluster only."""
+    if not has_own_store(resource.spec) or facts.discovery != "file":
+        return
     router = resource.spec.router
-    if has_own_store(resource.spec) and facts.discovery == "file":
-        fault = "several routers need a server for their handles, and without a cluster none is made"
+    fault = "several routers need a server for their handles, and without a cluster none is made"
+    if router.replicas > 1:
         yield Fault("spec.router.replicas", shown(router.replicas), fault, "set router.handleStore.url, or 1 replica")
+    if router.workers > 1:
+        fault = fault.replace("routers", "workers of a router")
+        yield Fault("spec.router.workers", shown(router.workers), fault, "set router.handleStore.url, or 1 worker")
 
 
 def engines_have_certificates(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
     """Certificates come from a Secret that somebody else keeps in a cluster."""
-    tls = trusted_engines(resource.spec)
-    if tls is not None and facts.discovery == "file":
-        fault = "without a cluster there is no such Secret"
-        yield Fault(
-            "spec.security.tls.engines.secretName", shown(tls.secret_name), fault, "remove security.tls.engines"
-        )
+    engines = trusted_engines(resource.spec)
+    if engines is not None and facts.discovery == "file":
+        field, fault = "spec.security.tls.engines.secretName", "without a cluster there is no such Secret"
+        yield Fault(field, shown(engines.secret_name), fault, "remove security.tls.engines")
 
 
 def everything_asked_for_is_there(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:

@@ -24,8 +24,9 @@ def model_argument(spec: DisaggregatedInferenceSpec) -> str:
 
 
 def has_own_store(spec: DisaggregatedInferenceSpec) -> bool:
-    """Whether a server is made in which several routers share their handles."""
-    return spec.router.replicas > 1 and spec.router.handle_store.url is None
+    """Whether a server is made in which several routers, or workers of one, share their handles."""
+    several = spec.router.replicas > 1 or spec.router.workers > 1
+    return several and spec.router.handle_store.url is None
 
 
 def router_tls(spec: DisaggregatedInferenceSpec) -> RouterTLS | None:

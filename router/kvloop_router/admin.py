@@ -22,7 +22,8 @@ from kvloop_router.state import State
 from kvloop_router.template_probe import TemplateProbe
 from kvloop_router.turn_log import TurnLog, TurnReport
 
-_LISTED = 100
+LISTED = 100
+"""Turns in a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class AdminApi:
 
     def application(self) -> web.Application:
         """The aiohttp application."""
-        app = web.Application(middlewares=[self._authorised])
+        app = web.Application(middlewares=[guarded(self.token)])
         app.router.add_get("/admin/v1/engines", self._engines)
         app.router.add_get("/admin/v1/pairs", self._pairs)
         app.router.add_get("/admin/v1/turns", self._turns)
@@ -52,14 +53,6 @@ class AdminApi:
         app.router.add_get("/metrics", self._expose)
         app.router.add_get("/healthz", self._healthz)
         return app
-
-    @web.middleware
-    async def _authorised(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        given = headers.bearer(request.headers.get("Authorization")) or ""
-        if request.path != "/healthz" and not secrets.compare_digest(headers.raw(given), self.token.encode()):
-            return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"}, text="a bearer token is needed\n")
-        response: web.StreamResponse = await handler(request)
-        return response
 
     async def _healthz(self, request: web.Request) -> web.StreamResponse:
         return web.Response(text="ok\n")
@@ -85,7 +78,7 @@ class AdminApi:
         return _json(self._found(request).told())
 
     async def _turns(self, request: web.Request) -> web.StreamResponse:
-        return _json({"turns": [explanation.listed(report) for report in islice(self.log, _LISTED)]})
+        return _json({"turns": [explanation.listed(report) for report in islice(self.log, LISTED)]})
 
     async def _explanation(self, request: web.Request) -> web.StreamResponse:
         report = self._found(request)
@@ -106,6 +99,20 @@ class AdminApi:
         if report is None:
             raise web.HTTPNotFound(text="no such turn among the recent ones\n")
         return report
+
+
+def guarded(token: str) -> Any:
+    """The middleware that lets nobody in without the token."""
+
+    @web.middleware
+    async def authorised(request: web.Request, handler: Any) -> web.StreamResponse:
+        given = headers.bearer(request.headers.get("Authorization")) or ""
+        if request.path != "/healthz" and not secrets.compare_digest(headers.raw(given), token.encode()):
+            return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"}, text="a bearer token is needed\n")
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    return authorised
 
 
 def _engine(engine: Engine, retained: Retention | None, now: float) -> dict[str, Any]:

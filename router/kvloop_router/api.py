@@ -7,11 +7,11 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
-from kvloop_router import headers, pass_through, policy, responses, scope
+from kvloop_router import headers, pass_through, responses, scope
 from kvloop_router.admission import Admission
 from kvloop_router.api_keys import ApiKeys, Caller
 from kvloop_router.client import CLIENT_LEFT, Client
@@ -25,6 +25,7 @@ from kvloop_router.errors import (
 )
 from kvloop_router.metrics import CONTENT_TYPE, Metrics
 from kvloop_router.pass_through import PassThrough
+from kvloop_router.readiness import unready
 from kvloop_router.refusal import json_response, refusal
 from kvloop_router.relay import ClientGone
 from kvloop_router.request import Api, parse, require_model
@@ -38,8 +39,16 @@ _log = logging.getLogger(__name__)
 _REQUEST_ID = web.RequestKey("request_id", str)
 
 
+class Pod(Protocol):
+    """Who answers for all workers of a router."""
+
+    async def answer(self, path: str) -> web.StreamResponse:
+        """What a GET of ``path`` gives."""
+        ...
+
+
 class PublicApi:
-    """Handlers of the public listener."""
+    """Handlers of the public listener. ``pod``: None where this process is the whole router."""
 
     def __init__(
         self,
@@ -54,6 +63,7 @@ class PublicApi:
         log: TurnLog,
         metrics: Metrics,
         clock: Callable[[], float],
+        pod: Pod | None = None,
     ) -> None:
         self._config = config
         self._admission = admission
@@ -65,6 +75,7 @@ class PublicApi:
         self._log = log
         self._metrics = metrics
         self._clock = clock
+        self._pod = pod
         self._limits = TenantLimits(config.limits.concurrent_requests_per_tenant, metrics.over_limit.inc)
         self._pass_through = PassThrough(config=config, engines=engines, metrics=metrics, random=state.random)
 
@@ -216,19 +227,20 @@ class PublicApi:
         )
 
     async def _expose(self, request: web.Request) -> web.StreamResponse:
+        if self._pod is not None:
+            return await self._pod.answer(request.path)
         return web.Response(body=self._metrics.expose(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _healthz(self, request: web.Request) -> web.StreamResponse:
+        if self._pod is not None:
+            return await self._pod.answer(request.path)
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.Request) -> web.StreamResponse:
-        if self._state.draining:
-            return web.Response(status=503, text="draining\n")
-        snapshot = self._engines.snapshot()
-        if not policy.has_pair(snapshot) and not self._config.suspended:
-            reason, message = policy.why_unavailable(snapshot)
-            return web.Response(status=503, text=f"{reason}: {message}\n")
-        return web.Response(text="ok\n")
+        if self._pod is not None:
+            return await self._pod.answer(request.path)
+        why = unready(self._config, self._state, self._engines)
+        return web.Response(text="ok\n") if why is None else web.Response(status=503, text=why + "\n")
 
     @web.middleware
     async def _in_the_apis_shape(self, request: web.Request, handler: Any) -> web.StreamResponse:

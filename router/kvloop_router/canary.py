@@ -82,13 +82,16 @@ class Canary:
         releases: Releases,
         clock: Callable[[], float],
         random: Random,
+        plays: Callable[[], bool] = lambda: True,
     ) -> None:
+        """plays: whether it is up to this one, and to nobody else, to play them now."""
         self._config = config
         self._engines = engines
         self._pairs = pairs
         self._releases = releases
         self._clock = clock
         self._random = random
+        self._plays = plays
         self._not_before: dict[tuple[str, str], float] = {}
 
     async def run(self) -> None:
@@ -97,7 +100,7 @@ class Canary:
             reports = self._pairs.reports()
             known = set(map(_key, reports))
             self._not_before = {key: due for key, due in self._not_before.items() if key in known}
-            for report in reports:
+            for report in reports if self._plays() else ():
                 await self._consider(report)
             await asyncio.sleep(_EVERY_SECONDS)
 

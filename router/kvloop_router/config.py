@@ -22,8 +22,6 @@ from kvloop_router.truth import FLOOR
 
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _RETAINED_SHARE = 0.5
-_MINIMUM_KEY_BYTES = 16
-_MAXIMUM_KEY_BYTES = 64
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 """0 lets the system choose, for tests."""
@@ -165,16 +163,22 @@ class Engine(_Model):
 class Limits(_Model):
     """body_bytes: the largest request body that is read.
 
-    concurrent_requests_per_tenant: how many requests of one API key may run at once in this process, unless the key has
+    concurrent_requests_per_tenant: how many requests of one API key may run at once in one worker, unless the key has
         a limit of its own; None: any number.
-    turns_per_engine, waiting_turns_per_engine: of this process, for each decode engine that takes turns: how many run
-        at once, and how many more wait until they are refused.
+    turns_per_engine, waiting_turns_per_engine: of all workers together, for each decode engine that takes turns: how
+        many run at once, and how many more wait until they are refused.
     """
 
     body_bytes: int = Field(default=33_554_432, ge=1)
     concurrent_requests_per_tenant: int | None = Field(default=None, ge=0)
     turns_per_engine: int = Field(default=1024, ge=1)
     waiting_turns_per_engine: int = Field(default=1024, ge=0)
+
+    def of_one_of(self, workers: int) -> Limits:
+        """What one of so many processes keeps to, so that together they keep to this. A tenant's requests come on few
+        connections, which seldom spread evenly: its limit stays whole in each."""
+        running, waiting = (-(-most // workers) for most in (self.turns_per_engine, self.waiting_turns_per_engine))
+        return self.model_copy(update={"turns_per_engine": running, "waiting_turns_per_engine": waiting})
 
 
 class Timeouts(_Model):
@@ -283,6 +287,8 @@ class Config(_Model):
 
     listen: Listen = Listen()
     admin: Admin
+    workers: int = Field(default=1, ge=1, le=64)
+    """Processes that serve, each on one core. One is this very process; more are its children."""
     model: Model
     discovery: Discovery
     digest_key_file: str
@@ -309,6 +315,15 @@ class Config(_Model):
     """None: engines are spoken to without."""
 
     @model_validator(mode="after")
+    def _workers_share_handles(self) -> Config:
+        if self.workers > 1 and self.handle_store.kind == "memory":
+            raise ValueError(
+                f"workers: {self.workers} processes cannot share handles in memory; "
+                "set handleStore.kind to valkey and handleStore.url to a server, or use 1"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _handles_end_before_the_engine_frees_them(self) -> Config:
         latest = self.kv_transfer.decoder_kv_blocks_ttl_seconds - HANDLE_TTL_MARGIN_SECONDS
         if self.handle_ttl_seconds > latest:
@@ -317,6 +332,14 @@ class Config(_Model):
                 f"use {latest} or less"
             )
         return self
+
+    def for_worker(self, port: int) -> Config:
+        """What each of the workers keeps to, who listen on this port."""
+        update = {
+            "listen": self.listen.model_copy(update={"port": port}),
+            "limits": self.limits.of_one_of(self.workers),
+        }
+        return self.model_copy(update=update)
 
 
 def parse(text: str, environment: Mapping[str, str]) -> Config:
@@ -347,37 +370,6 @@ def load(path: Path, environment: Mapping[str, str]) -> Config:
         raise InvalidConfig(f"{path}: {error.strerror}") from error
     except InvalidConfig as error:
         raise InvalidConfig(f"{path}: {error}") from error
-
-
-def read_digest_key(path: Path) -> bytes:
-    """The secret that digests are keyed with: hexadecimal text, or the bytes as they are. Raises InvalidConfig."""
-    raw = _read(path, "digestKeyFile")
-    key = raw
-    try:
-        decoded = bytes.fromhex(raw.decode("ascii").strip())
-    except (UnicodeDecodeError, ValueError):
-        pass
-    else:
-        if len(decoded) >= _MINIMUM_KEY_BYTES:
-            key = decoded
-    if len(key) < _MINIMUM_KEY_BYTES:
-        raise InvalidConfig(f"digestKeyFile: {len(key)} bytes; {_MINIMUM_KEY_BYTES} or more are needed")
-    return key[:_MAXIMUM_KEY_BYTES]
-
-
-def read_token(path: Path) -> str:
-    """The admin token: the file's text without surrounding space. Raises InvalidConfig where it is empty."""
-    token = _read(path, "admin.tokenFile").decode("utf-8", "replace").strip()
-    if not token:
-        raise InvalidConfig("admin.tokenFile: the file is empty")
-    return token
-
-
-def _read(path: Path, field: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidConfig(f"{field}: {path}: {error.strerror}") from error
 
 
 def _expand_host(section: Any, environment: Mapping[str, str]) -> None:

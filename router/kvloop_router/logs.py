@@ -13,7 +13,12 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """``time``, ``level``, ``logger``, ``message``, then the extra fields."""
+    """``time``, ``level``, ``logger``, ``message``, then the extra fields. ``worker``: one of them, where there is
+    any."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._own = {} if worker is None else {"worker": worker}
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -21,6 +26,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._own,
         }
         line.update((name, value) for name, value in vars(record).items() if name not in _STANDARD)
         if record.exc_info:
@@ -32,9 +38,9 @@ class JsonFormatter(logging.Formatter):
             return json.dumps(line, default=str)
 
 
-def configure(level: str) -> None:
-    """Send everything from ``level`` on to standard error."""
+def configure(level: str, *, worker: int | None = None) -> None:
+    """Send everything from ``level`` on to standard error. worker: the number of this process; None: it has none."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(JsonFormatter(worker))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

@@ -57,6 +57,12 @@ class Pairs:
 
     def __init__(self) -> None:
         self._reports: dict[tuple[str, str], PairReport] = {}
+        self._changes = 0
+
+    @property
+    def changes(self) -> int:
+        """Another one whenever a report may be another."""
+        return self._changes
 
     def update(self, specs: Iterable[EngineSpec]) -> None:
         """Take over what discovery says; a pair of which either process is new is unknown again."""
@@ -75,6 +81,7 @@ class Pairs:
                 else:
                     reports[key] = PairReport(prefill, decode)
         self._reports = reports
+        self._changes += 1
 
     def reports(self) -> tuple[PairReport, ...]:
         """All reports."""
@@ -87,9 +94,15 @@ class Pairs:
         if known is None or known.verdict is Verdict.WRONG:
             return
         if known.is_of(report.prefill, report.decode):
-            self._reports[key] = replace(
-                report, prefill=known.prefill, decode=known.decode, attempts=known.attempts + 1
-            )
+            attempts = known.attempts + 1
+            self._put(key, replace(report, prefill=known.prefill, decode=known.decode, attempts=attempts))
+
+    def adopt(self, report: PairReport) -> None:
+        """Take over what another worker of this router knows, unless one of the engines has changed since."""
+        key = (report.prefill.name, report.decode.name)
+        known = self._reports.get(key)
+        if known is not None and known.is_of(report.prefill, report.decode):
+            self._put(key, replace(report, prefill=known.prefill, decode=known.decode))
 
     def record_wrong(self, prefill: str, decode: str, detail: str) -> None:
         """What was reused between these processes was wrong: nothing is any more, as long as both of them live.
@@ -98,12 +111,16 @@ class Pairs:
         """
         for key, known in self._reports.items():
             if (known.prefill.process, known.decode.process) == (prefill, decode):
-                self._reports[key] = replace(known, verdict=Verdict.WRONG, detail=detail)
+                self._put(key, replace(known, verdict=Verdict.WRONG, detail=detail))
 
     def usable(self, prefill: str, decode: str) -> bool:
         """Whether a handle may go between these two: all but those that are known to fail."""
         report = self._reports.get((prefill, decode))
         return report is not None and report.verdict not in (Verdict.FAILED, Verdict.WRONG)
+
+    def _put(self, key: tuple[str, str], report: PairReport) -> None:
+        self._reports[key] = report
+        self._changes += 1
 
 
 class Templates:

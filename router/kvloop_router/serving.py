@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,9 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from aiohttp import web
-
-from kvloop_router import api_keys, tls
+from kvloop_router import api_keys, listening, tls
 from kvloop_router.admin import AdminApi
 from kvloop_router.admission import Admission
 from kvloop_router.api import PublicApi
@@ -25,28 +22,33 @@ from kvloop_router.api_keys import ApiKeys
 from kvloop_router.background import Background
 from kvloop_router.canary import Canary
 from kvloop_router.choosing import paths
-from kvloop_router.config import Config, read_digest_key, read_token
+from kvloop_router.config import Config
 from kvloop_router.discovery import watch
 from kvloop_router.engine_spec import EngineSpec
 from kvloop_router.engines import Engines, open_client
 from kvloop_router.errors import InvalidConfig
+from kvloop_router.exchange import Exchange
 from kvloop_router.health import Rules
 from kvloop_router.kept import HandleStore, Why
 from kvloop_router.lease_calls import LeaseCalls
 from kvloop_router.leases import Terms
 from kvloop_router.metrics import Metrics
 from kvloop_router.pairs import Pairs, Templates
+from kvloop_router.place import Place
 from kvloop_router.probing import Prober
+from kvloop_router.readiness import unready
 from kvloop_router.release import Releases
 from kvloop_router.releasing import Releaser
 from kvloop_router.reloading import Reloading
 from kvloop_router.renewing import Renewer
+from kvloop_router.secret_files import read_digest_key, read_token
 from kvloop_router.state import State
 from kvloop_router.stores import open_store
 from kvloop_router.template_probe import TemplateProbe
 from kvloop_router.truth_sampling import TruthSampling
 from kvloop_router.turn import Turns
 from kvloop_router.turn_log import Tracing, TurnLog
+from kvloop_router.worker_api import WorkerApi
 
 _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS = 0.5
@@ -57,10 +59,11 @@ _RENEWAL_LEAD = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """A router that serves. ``address``, ``admin_address``: where it listens."""
+    """A router that serves, or a worker of one. ``address``, ``admin_address``: where it listens, a worker for its
+    parent's questions at a path."""
 
     address: tuple[str, int]
-    admin_address: tuple[str, int]
+    admin_address: tuple[str, int] | str
     config: Config
     state: State
     engines: Engines
@@ -91,9 +94,16 @@ class Router:
 
 @asynccontextmanager
 async def serving(
-    config: Config, *, clock: Callable[[], float] = time.monotonic, random: Random | None = None
+    config: Config,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    random: Random | None = None,
+    place: Place | None = None,
 ) -> AsyncIterator[Router]:
-    """A router that serves until the context is left, which cuts off what still runs. Raises InvalidConfig."""
+    """A router that serves until the context is left, which cuts off what still runs. Raises InvalidConfig.
+
+    place: among the workers of a router; None: this process is the whole router.
+    """
     secret = read_digest_key(Path(config.digest_key_file))
     token = read_token(Path(config.admin.token_file))
     random = random or Random()  # noqa: S311  it spreads load
@@ -134,12 +144,21 @@ async def serving(
             template=probe.by_case,
         )
 
+        async def forget(process: str) -> None:
+            for kept in await store.give_up(process):
+                releases.add(kept, Why.WRONG)
+
         async def found_wrong(process: str) -> None:
             # What was computed from it lies in prefix caches under the old salts, is retained by this process, or will
             # be at the end of the turns that run now.
-            state.salt_epoch = random.randbytes(16)
-            for kept in await store.give_up(process):
-                releases.add(kept, Why.WRONG)
+            state.begin_epoch()
+            await forget(process)
+
+        exchange = (
+            None
+            if place is None
+            else Exchange(state=state, pairs=pairs, forget=forget, heard=place.heard, plays=place.plays)
+        )
 
         truth_sampling = TruthSampling(
             config=config,
@@ -183,6 +202,7 @@ async def serving(
             log=log,
             metrics=metrics,
             clock=clock,
+            pod=None if place is None else await listening.parent(stack, place.pod_socket),
         )
         admin = AdminApi(
             config=config,
@@ -205,6 +225,8 @@ async def serving(
                 for kept in await store.give_up(spec.process) if spec.ending else ():
                     releases.add(kept, Why.ENGINE_ENDING)
             pairs.update(specs)
+            if exchange is not None:
+                await exchange.apply()
 
         background.serve(await _discovery(config, discovered, metrics, random), "discovery")
         background.serve(lambda: reloading.run(interval=_RELOADING_SECONDS), "changed files")
@@ -233,13 +255,35 @@ async def serving(
         if config.template_probe.enabled:
             background.serve(probe.run, "template probe")
         if config.canary.enabled:
-            canary = Canary(config=config, engines=engines, pairs=pairs, releases=releases, clock=clock, random=random)
+            canary = Canary(
+                config=config,
+                engines=engines,
+                pairs=pairs,
+                releases=releases,
+                clock=clock,
+                random=random,
+                plays=lambda: exchange is None or exchange.plays,
+            )
             background.serve(canary.run, "canary")
+        if place is not None and exchange is not None:
+            await listening.to_parent(stack, WorkerApi(admin, exchange).application(), place.socket)
+            if place.holds_off:
+                await listening.once(lambda: unready(config, state, engines) is None)
+        address = await listening.listen(
+            stack,
+            public.application(),
+            config.listen.host,
+            config.listen.port,
+            context=served.context if served else None,
+            among_others=place is not None,
+        )
         router = Router(
-            address=await _listen(
-                stack, public.application(), config.listen.host, config.listen.port, served.context if served else None
+            address=address,
+            admin_address=(
+                await listening.listen(stack, admin.application(), config.admin.host, config.admin.port)
+                if place is None
+                else place.socket
             ),
-            admin_address=await _listen(stack, admin.application(), config.admin.host, config.admin.port),
             config=config,
             state=state,
             engines=engines,
@@ -314,18 +358,6 @@ def _tracing(config: Config, metrics: Metrics, random: Random, stack: AsyncExitS
     )
     stack.push_async_callback(asyncio.to_thread, tracer.close)
     return tracer
-
-
-async def _listen(
-    stack: AsyncExitStack, app: web.Application, host: str, port: int, context: ssl.SSLContext | None = None
-) -> tuple[str, int]:
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, host, port, ssl_context=context)
-    await site.start()
-    bound: tuple[str, int] = runner.addresses[0][:2]
-    return bound
 
 
 def _rules(config: Config) -> Rules:

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
+_COUNT_BYTES = 4
+
 
 class State:
     """Shared by all handlers. ``started``: Unix time. salt_epoch: as in ``scope.scope``."""
@@ -19,6 +21,11 @@ class State:
         self._turns = 0
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def begin_epoch(self) -> None:
+        """Leave behind what prefix caches hold. Epochs are ordered: of those that workers know the greatest counts."""
+        count = int.from_bytes(self.salt_epoch[:_COUNT_BYTES]) + 1
+        self.salt_epoch = count.to_bytes(_COUNT_BYTES) + self.random.randbytes(16)
 
     @property
     def turns(self) -> int:

@@ -45,6 +45,7 @@ def router_config(context: Context) -> dict[str, Any]:
             "port": names.ADMIN_PORT,
             "tokenFile": f"{names.SECRET_DIRECTORY}/{names.ADMIN_TOKEN_KEY}",
         },
+        "workers": router.workers,
         "model": {"id": spec.model.id or model_argument(spec), "servedName": served_name(spec)},
         "discovery": _discovery(context),
         "digestKeyFile": f"{names.SECRET_DIRECTORY}/{names.DIGEST_KEY_KEY}",
@@ -298,7 +299,7 @@ def _container(context: Context) -> dict[str, Any]:
             {"name": "http", "containerPort": names.ROUTER_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": names.ADMIN_PORT, "protocol": "TCP"},
         ],
-        "resources": plain(router.resources) or {"requests": {"cpu": "500m", "memory": "512Mi"}},
+        "resources": plain(router.resources) or _resources(router.workers),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -315,6 +316,10 @@ def _container(context: Context) -> dict[str, Any]:
     if router.image_pull_policy is not None:
         container["imagePullPolicy"] = router.image_pull_policy.value
     return container
+
+
+def _resources(workers: int) -> dict[str, Any]:
+    return {"requests": {"cpu": f"{500 * workers}m", "memory": f"{512 * workers}Mi"}}
 
 
 def _mounts(context: Context) -> list[dict[str, Any]]:

@@ -69,6 +69,13 @@ def test_without_a_cluster_nobody_makes_several_routers_a_server() -> None:
     assert found(router__replicas=2) == []
 
 
+def test_nor_does_anybody_make_several_workers_one() -> None:
+    local = OperatorSettings(discovery="file")
+    assert found(local, router__workers=2) == ["spec.router.workers"]
+    assert found(local, router__workers=2, router__handleStore={"url": "valkey://store:6379"}) == []
+    assert found(router__workers=2) == []
+
+
 def test_without_a_cluster_nobody_has_the_engines_certificates() -> None:
     changes: Any = {"security__tls": {"engines": {"secretName": "mine"}}}
     assert found(OperatorSettings(discovery="file"), **changes) == ["spec.security.tls.engines.secretName"]
@@ -76,15 +83,13 @@ def test_without_a_cluster_nobody_has_the_engines_certificates() -> None:
 
 
 def test_nothing_is_mounted_over_the_engines_certificates() -> None:
-    mount = {
-        "volumes": [{"name": "a", "emptyDir": {}}],
-        "volumeMounts": [{"name": "a", "mountPath": "/etc/kvloop/tls"}],
+    mounted: Any = {
+        "decode__volumes": [{"name": "a", "emptyDir": {}}],
+        "decode__volumeMounts": [{"name": "a", "mountPath": "/etc/kvloop/tls"}],
     }
-    assert found(decode__volumes=mount["volumes"], decode__volumeMounts=mount["volumeMounts"]) == []
     changes: Any = {"security__tls": {"engines": {"secretName": "mine"}}}
-    assert found(**changes, decode__volumes=mount["volumes"], decode__volumeMounts=mount["volumeMounts"]) == [
-        "spec.decode.volumeMounts[0].mountPath"
-    ]
+    assert found(**mounted) == []
+    assert found(**changes, **mounted) == ["spec.decode.volumeMounts[0].mountPath"]
 
 
 def test_the_handshake_cannot_be_switched_off() -> None:

@@ -58,8 +58,11 @@ def test_several_get_a_server_of_their_own() -> None:
     assert kinds_of_store(router__replicas=2) == ["NetworkPolicy", "Service", "Deployment"]
     assert kinds_of_store(router__replicas=2, network__policy={"enabled": False}) == ["Service", "Deployment"]
 
+    assert kinds_of_store(router__workers=2) == ["NetworkPolicy", "Service", "Deployment"]
+
     store = told(router__replicas=2)
 
+    assert told(router__workers=2) == store
     assert (store.kind, store.url, store.name) == ("valkey", "valkey://demo-store:6379", "default/demo")
     assert store.password_file is not None
     assert router_files(router__replicas=2)[store.password_file] == "demo-router/store-password"

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from kvloop_router.config import Config, load, parse, read_digest_key, read_token
+from kvloop_router.config import Config, load, parse
 from kvloop_router.errors import InvalidConfig
+from kvloop_router.secret_files import read_digest_key, read_token
 
 COMPLETE: dict[str, Any] = {
     "listen": {"host": "127.0.0.1", "port": 8000},

@@ -90,12 +90,12 @@ class Limits(Part):
     body_bytes: Annotated[int, Field(ge=1024, le=1073741824)] = 33554432
     """Largest request body, in bytes; larger ones get 413."""
     turns_per_engine: Annotated[int, Field(ge=1, le=1000000)] = 1024
-    """Turns that each router lets run at once, for each decode engine that takes turns. More have to wait."""
+    """Turns that each router pod lets run at once, for each decode engine that takes turns. More have to wait."""
     waiting_turns_per_engine: Annotated[int, Field(ge=0, le=1000000)] = 1024
-    """Turns that wait in each router, for each decode engine; more get 429 with Retry-After."""
+    """Turns that wait in each router pod, for each decode engine; more get 429 with Retry-After."""
     concurrent_requests_per_tenant: Annotated[int, Field(ge=1, le=1000000)] | None = None
-    """How many requests of one API key each router runs at once, where the key has no limit of its own; more get 429.
-    Default: any number."""
+    """How many requests of one API key each worker of each router runs at once, where the key has no limit of its own;
+    more get 429. Default: any number."""
 
 
 class Timeouts(Part):
@@ -130,8 +130,8 @@ class HealthChecks(Part):
 
 
 class HandleStore(Part):
-    """Where KV handles are kept between turns. In the memory of a single router; several share a server: the one at
-    url, or else a small Valkey that is made beside them."""
+    """Where KV handles are kept between turns. In the memory of a single router with one worker; several share a
+    server: the one at url, or else a small Valkey that is made beside them."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -150,7 +150,7 @@ class HandleStore(Part):
         ),
     )
     url: Annotated[str, Field(max_length=512, pattern=STORE_URL)] | None = None
-    """Valkey or Redis shared by all replicas; valkeys:// and rediss:// with TLS."""
+    """Valkey or Redis shared by all replicas and workers; valkeys:// and rediss:// with TLS."""
     password_secret_ref: SecretKeyRef | None = None
     """Its password; the user's name, if there is one, stands in the url."""
     ca_secret_ref: SecretKeyRef | None = None
@@ -170,6 +170,9 @@ class RouterSpec(Part):
 
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
     """More than one share their handles in a server: handleStore."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes in each router pod, for as many cores. More than one share their handles as several replicas do, and
+    the pod speaks for all of them."""
     image: Annotated[str, Field(min_length=1, max_length=512, pattern=IMAGE)] | None = None
     """Default: the router of the operator's own version."""
     image_pull_policy: PullPolicy | None = None
