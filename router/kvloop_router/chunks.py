@@ -27,6 +27,8 @@ _IDS, _LISTED, _PROMPT, _HANDLE, _SAID, _TEXT = (
     _PLAIN.groupindex[name] for name in ("ids", "listed", "prompt", "handle", "said", "text")
 )
 _NOTHING = b'""'
+_NOT_AS_IT_IS = bytes([*range(0x20), *b'"\\'])
+_LISTED_BYTES = b"0123456789,"
 
 
 class Plain(NamedTuple):
@@ -56,6 +58,60 @@ def plain(data: bytes, *, keep_token_ids: bool) -> Plain | None:
             return Plain(b"".join(kept), token_ids, has_content)
         found = _PLAIN.match(data, found.end())
     return None
+
+
+class Alike:
+    """`plain` for what arrives of one stream. Its events are alike but for their text and its ids, so that one that
+    differs from the one before in nothing else is known without the grammar.
+    """
+
+    __slots__ = ("_after", "_before", "_between", "_keep_token_ids", "_sent")
+
+    def __init__(self, *, keep_token_ids: bool) -> None:
+        self._keep_token_ids = keep_token_ids
+        # Around the text and the ids, and what is sent after the text. Nothing is known yet.
+        self._before = self._between = self._after = self._sent = b""
+
+    def plain(self, data: bytes) -> Plain | None:
+        """What `plain` gives."""
+        if self._before and data.startswith(self._before) and (found := self._like_the_one_before(data)) is not None:
+            return found
+        match = _PLAIN.match(data)
+        if match is None or match.end() != len(data):
+            return None if match is None else plain(data, keep_token_ids=self._keep_token_ids)
+        found = Plain(_cut(data, match, keep_token_ids=self._keep_token_ids), _token_ids(match), _has_content(match))
+        self._learn(data, match, found)
+        return found
+
+    def _like_the_one_before(self, data: bytes) -> Plain | None:
+        start = len(self._before)
+        end = data.find(b'"', start)
+        ids_start, ids_end = end + len(self._between), len(data) - len(self._after)
+        if end < 0 or ids_end < ids_start or not data.startswith(self._between, end) or not data.endswith(self._after):
+            return None
+        text, listed = data[start:end], data[ids_start:ids_end]
+        if len(text.translate(None, _NOT_AS_IT_IS)) != len(text):
+            return None
+        token_ids: list[int] = []
+        if listed:
+            if not self._after or listed.translate(None, _LISTED_BYTES):
+                return None
+            try:
+                token_ids = [int(number) for number in listed.split(b",")]
+            except ValueError:
+                return None
+        return Plain(data[:end] + self._sent, token_ids, end > start)
+
+    def _learn(self, data: bytes, match: re.Match[bytes], found: Plain) -> None:
+        start, end = match.span(_SAID if match[_SAID] else _TEXT)
+        listed, after_listed = match.span(_LISTED)
+        if listed < 0:
+            listed = after_listed = len(data)
+        elif self._keep_token_ids:
+            self._before = b""
+            return
+        self._before, self._between, self._after = data[: start + 1], data[end - 1 : listed], data[after_listed:]
+        self._sent = found.data[end - 1 :]
 
 
 def _has_content(found: re.Match[bytes]) -> bool:

@@ -199,10 +199,10 @@ class _Passing:
     def __init__(self, downstream: Downstream, ended: Ended, *, keep_token_ids: bool) -> None:
         self._write_now = downstream.write_now
         self._ended = ended
-        self._keep_token_ids = keep_token_ids
+        self._plain = chunks.Alike(keep_token_ids=keep_token_ids).plain
 
     def __call__(self, data: bytes) -> bool:
-        found = chunks.plain(data, keep_token_ids=self._keep_token_ids)
+        found = self._plain(data)
         if found is None or not self._write_now(found.data):
             return False
         self._ended.add_plain(found)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from kvloop_router.chunks import plain
+from kvloop_router.chunks import Alike, plain
 from kvloop_router.splice import Stripped, strip
 
 WORDS = st.one_of(
@@ -60,6 +60,40 @@ def test_what_is_taken_for_plain_is_what_parsing_finds(data: list[bytes], keep: 
 
 
 COMMON = '{"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,'
+SHAPES = (
+    '"delta":{"content":TEXT},"logprobs":null,"finish_reason":null,"token_ids":null}],"kv_transfer_params":null}',
+    '"delta":{"content":TEXT},"logprobs":null,"finish_reason":null,"token_ids":IDS}],"kv_transfer_params":null}',
+    '"delta":{"reasoning":TEXT},"logprobs":null,"finish_reason":null}]}',
+    '"text":TEXT,"logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":IDS}],"usage":null}',
+)
+LISTS = st.sampled_from(
+    ["[]", "[7]", "[12,3456]", "[07]", "[1,,2]", "[,]", "[1", "null", "[1.5]", "[99999999999999999999]"]
+)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[bytes]:
+    """Chunks of one stream, some of which are broken, or two that came at once."""
+    shape = draw(st.sampled_from(SHAPES))
+    told = []
+    for text, ids, ascii_only in draw(st.lists(st.tuples(WORDS, LISTS, st.booleans()), min_size=2, max_size=6)):
+        rest = shape.replace("TEXT", json.dumps(text, ensure_ascii=ascii_only)).replace("IDS", ids)
+        told.append(f"data: {COMMON}{rest}\n\n".encode())
+    where, what = (
+        draw(st.integers(0, len(told) - 1)),
+        draw(st.sampled_from([b"", b'"', b"\n", b"\\", b"\x01", b"]", b"1"])),
+    )
+    at = draw(st.integers(0, len(told[where])))
+    told[where] = told[where][:at] + what + told[where][at + draw(st.integers(0, 2)) :]
+    return [*told, *told[:2], b"".join(told[:2])]
+
+
+@settings(max_examples=400)
+@given(stream=streams(), keep=st.booleans())
+def test_a_chunk_like_the_one_before_is_known_for_what_it_is(stream: list[bytes], keep: bool) -> None:
+    alike = Alike(keep_token_ids=keep)
+    for data in stream:
+        assert alike.plain(data) == plain(data, keep_token_ids=keep)
 
 
 @pytest.mark.parametrize(
