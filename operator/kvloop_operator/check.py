@@ -26,10 +26,10 @@ from kvloop_operator.facts import (
     Facts,
     RoleFacts,
 )
-from kvloop_operator.manifests import connector, engine, router
+from kvloop_operator.manifests import connector, engine, router, tls
 from kvloop_operator.manifests.common import Context, plain
 from kvloop_operator.manifests.overlay import own_paths
-from kvloop_operator.serving import has_own_store
+from kvloop_operator.serving import has_own_store, trusted_engines
 from kvloop_operator.transfer_checks import (
     connector_starts,
     handshake_is_checked,
@@ -282,8 +282,9 @@ def device_resources_are_kvloops(resource: DisaggregatedInference, facts: Facts)
 
 def volume_mounts_fit(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
     """Every mount has a volume, and none covers kvloop's own."""
-    connectors = (mount["mountPath"] for mount in connector.mounts(Context(resource, facts, "")))
-    own = (*_OWN_MOUNTS, *connectors)
+    context = Context(resource, facts, "")
+    own = [mount["mountPath"] for mount in (*connector.mounts(context), *tls.engine_mounts(context))]
+    own += _OWN_MOUNTS
     for role, spec in _roles(resource):
         volumes = {volume.name for volume in spec.volumes}
         for index, mount in enumerate(spec.volume_mounts):
@@ -325,6 +326,14 @@ def routers_can_share_handles(resource: DisaggregatedInference, facts: Facts) ->
         yield Fault("spec.router.workers", shown(router.workers), fault, "set router.handleStore.url, or 1 worker")
 
 
+def engines_have_certificates(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
+    """Certificates come from a Secret that somebody else keeps in a cluster."""
+    engines = trusted_engines(resource.spec)
+    if engines is not None and facts.discovery == "file":
+        field, fault = "spec.security.tls.engines.secretName", "without a cluster there is no such Secret"
+        yield Fault(field, shown(engines.secret_name), fault, "remove security.tls.engines")
+
+
 def everything_asked_for_is_there(resource: DisaggregatedInference, facts: Facts) -> Iterator[Fault]:
     """Fields of the API that this version does not act on: better refused than ignored."""
     asked: list[tuple[str, Any]] = [
@@ -357,6 +366,7 @@ CHECKS: tuple[Check, ...] = (
     volume_mounts_fit,
     overlays_leave_kvloops_own,
     routers_can_share_handles,
+    engines_have_certificates,
     everything_asked_for_is_there,
 )
 

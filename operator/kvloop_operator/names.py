@@ -26,6 +26,9 @@ ROUTER_CONTAINER = "router"
 CONNECTOR_CONTAINER = "kvloop-connector"
 """The init container that brings kvloop's package into an engine's pod."""
 
+TLS_CONTAINER = "kvloop-tls"
+"""The init container that looks at an engine's certificate as routers will."""
+
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_DEPLOYMENT = f"{GROUP}/deployment"
@@ -59,6 +62,9 @@ API_KEYS_DIRECTORY = "/etc/kvloop/api-keys"
 ROUTER_TLS_DIRECTORY = "/etc/kvloop/tls"
 CERTIFICATE_KEY = "tls.crt"
 PRIVATE_KEY_KEY = "tls.key"
+AUTHORITY_KEY = "ca.crt"
+ENGINE_TLS_DIRECTORY = "/etc/kvloop/tls"
+ENGINE_CA_DIRECTORY = "/etc/kvloop/engine-ca"
 ENGINES_DIRECTORY = "/var/run/kvloop"
 ENGINES_FILE = f"{ENGINES_DIRECTORY}/engines.json"
 MODELS_DIRECTORY = "/models"
@@ -68,6 +74,12 @@ CACHE_DIRECTORY = "/cache"
 def engine_name(deployment: str, role: Role) -> str:
     """Name of a role's StatefulSet and headless Service."""
     return f"{deployment}-{role.value}"
+
+
+def engine_server_name(deployment: str, namespace: str) -> str:
+    """The name that engines' certificates have, where the resource does not say. It is below a namespace, so that an
+    authority of several namespaces can tell them apart."""
+    return f"{deployment}-engines.{namespace}.svc"
 
 
 def router_name(deployment: str) -> str:

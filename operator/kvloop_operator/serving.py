@@ -1,11 +1,11 @@
-"""What engines load, under which name they serve it, how the router speaks to clients, and where routers share
+"""What engines load, under which name they serve it, how engines and the router speak, and where routers share
 handles."""
 
 from __future__ import annotations
 
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import DisaggregatedInferenceSpec
-from kvloop_operator.api.v1alpha1.spec import RouterTLS
+from kvloop_operator.api.v1alpha1.spec import EngineTLS, RouterTLS
 
 
 def served_name(spec: DisaggregatedInferenceSpec) -> str:
@@ -32,3 +32,14 @@ def has_own_store(spec: DisaggregatedInferenceSpec) -> bool:
 def router_tls(spec: DisaggregatedInferenceSpec) -> RouterTLS | None:
     """How the router speaks TLS to its clients; None where it does not."""
     return spec.security.tls.router if spec.security.tls is not None else None
+
+
+def trusted_engines(spec: DisaggregatedInferenceSpec) -> EngineTLS | None:
+    """Which engines with TLS the router trusts; None where it meets none."""
+    return spec.security.tls.engines if spec.security.tls is not None else None
+
+
+def engine_tls(spec: DisaggregatedInferenceSpec) -> EngineTLS | None:
+    """How engines speak TLS to the router; None where they do not."""
+    engines = trusted_engines(spec)
+    return engines if engines is not None and engines.serve else None

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import ssl
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
@@ -87,12 +88,14 @@ async def run(options: Options, environment: Mapping[str, str]) -> int:
             )
             application = side_channel_application(identity, pairs, handlers)
             await _listen(stack, application, connector.host, connector.port)
-        await _listen(stack, Server(options, driver, metrics).application(), options.host, options.port)
+        context = _tls(options)
+        await _listen(stack, Server(options, driver, metrics).application(), options.host, options.port, context)
         log.info(
-            "SIMULATED engine: no model runs here. vLLM %s, %s as %s on http://%s:%d, %s",
+            "SIMULATED engine: no model runs here. vLLM %s, %s as %s on %s://%s:%d, %s",
             options.version,
             options.model,
             ", ".join(options.served_names),
+            "http" if context is None else "https",
             options.host,
             options.port,
             f"{connector.role}, side channel {connector.host}:{connector.port}" if connector else "no KV connector",
@@ -107,11 +110,22 @@ async def run(options: Options, environment: Mapping[str, str]) -> int:
         return 1
 
 
-async def _listen(stack: AsyncExitStack, application: web.Application, host: str, port: int) -> None:
+def _tls(options: Options) -> ssl.SSLContext | None:
+    """With the certificate as it is now; one that is renewed later is not seen, whether vLLM would or not."""
+    if not options.certificate_file:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(options.certificate_file, options.key_file or None)
+    return context
+
+
+async def _listen(
+    stack: AsyncExitStack, application: web.Application, host: str, port: int, context: ssl.SSLContext | None = None
+) -> None:
     runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=5)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, host, port, reuse_address=True).start()
+    await web.TCPSite(runner, host, port, reuse_address=True, ssl_context=context).start()
 
 
 async def _until_end(signalled: asyncio.Event, died: asyncio.Event) -> bool:

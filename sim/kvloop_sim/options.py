@@ -50,12 +50,16 @@ class Options:
 
     adapters: names of LoRA adapters. images: how many a prompt may have.
     leases: of kvloop's plug-in; None without it.
+    certificate_file, key_file: what is shown where TLS is spoken; the first is empty where it is not, the second where
+        the key stands beside the certificate.
     """
 
     model: str
     served_names: tuple[str, ...]
     host: str = "0.0.0.0"  # noqa: S104 - vLLM's default
     port: int = DEFAULT_PORT
+    certificate_file: str = ""
+    key_file: str = ""
     max_model_len: int = 40960
     shutdown_timeout: float = 0.0
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
@@ -116,6 +120,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         timing=_timing(flags, number),
         connector=connector,
     )
+    if "ssl-keyfile" in flags and "ssl-certfile" not in flags:
+        raise UsageError("--ssl-keyfile needs --ssl-certfile")
     max_model_len = number.whole("max-model-len", 40960)
     if (engine.num_blocks - 1) * block_size < max_model_len:
         raise UsageError(
@@ -127,6 +133,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         served_names=tuple(flags.get("served-model-name", model).split()),
         host=flags.get("host", "0.0.0.0"),  # noqa: S104 - vLLM's default
         port=number.whole("port", DEFAULT_PORT, least=0),
+        certificate_file=flags.get("ssl-certfile", ""),
+        key_file=flags.get("ssl-keyfile", ""),
         max_model_len=max_model_len,
         shutdown_timeout=number.seconds("shutdown-timeout", 0.0),
         max_logprobs=number.whole("max-logprobs", DEFAULT_MAX_LOGPROBS, least=0),
@@ -157,7 +165,7 @@ def version_of(text: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-_SWITCHES: Final = frozenset({"sim-stream-handles", "sim-strip-reasoning"})
+_SWITCHES: Final = frozenset({"enable-ssl-refresh", "sim-stream-handles", "sim-strip-reasoning"})
 _MANY_VALUES: Final = frozenset({"served-model-name", "lora-modules"})
 
 

@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -75,6 +76,7 @@ class EngineSpec:
         such as a retention of a few seconds.
     kv_blocks: size of the KV cache; few, so that freed blocks are soon used again.
     transfers: False for an engine that exchanges KV with nobody, as a reference for those that do.
+    tls: whom to trust where ``arguments`` give the engine a certificate.
     """
 
     role: Role
@@ -86,6 +88,7 @@ class EngineSpec:
     transfers: bool = True
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    tls: ssl.SSLContext | None = None
 
 
 RUNNING: Final[list[Engine]] = []
@@ -105,7 +108,7 @@ class Engine:
         self.spec = spec
         self.role = spec.role
         self.host = free_loopback_address(HTTP_PORT, SIDE_CHANNEL_PORT)
-        self.url = f"http://{self.host}:{HTTP_PORT}"
+        self.url = f"{'http' if spec.tls is None else 'https'}://{self.host}:{HTTP_PORT}"
         self.log = directory / f"{name}.log"
         self.pod_uid = ""
         self._model = model
@@ -139,7 +142,7 @@ class Engine:
         def healthy() -> bool:
             self.check_alive()
             try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5, context=self.spec.tls) as answer:
                     return bool(answer.status == 200)
             except (urllib.error.URLError, OSError):
                 return False
@@ -160,7 +163,7 @@ class Engine:
 
     def metrics_text(self) -> str:
         """The engine's Prometheus exposition now."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30, context=self.spec.tls) as answer:
             return str(answer.read().decode())
 
     def log_tail(self, lines: int = 40) -> str:

@@ -6,17 +6,23 @@ import asyncio
 import shutil
 import ssl
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
+from kvloop_connector.settings import Role
 from kvloop_router.config import EngineTLS, ListenTLS
 from kvloop_router.errors import InvalidConfig
 from kvloop_router.tls import Calling, Serving
 from tests.cluster.credentials import Authority
-from tests.integration.router_process import RouterUnderTest, chat_body, scripted, until
+from tests.harness.engines import Engines, Kind, start
+from tests.integration.router_process import RouterUnderTest, chat_body, routing, scripted, until
 from tests.integration.scripted_engine import ANSWER, ScriptedEngine, running
+from tests.integration.simulated import spec
+from tests.integration.test_router_simulated import MORE, WORK, cold_text, holds_nothing, say
 
 HERE = ("IP:127.0.0.1",)
 
@@ -162,6 +168,53 @@ async def test_an_engine_that_cannot_show_who_it_is_gets_no_turn(
 
     assert {got.headers["X-Kvloop-Decode"] for got in answers} == {"decode-0"}
     assert impostor.asked == elsewhere.asked == []
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Engines]:
+    """In the midst of a rollout: a decode engine as it was before, and its successor and a prefill engine with TLS."""
+    certificate, key = authority.issue("engines", user="engines", hosts=("DNS:engines",))
+    # As an engine's container gets it.
+    shown = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--enable-ssl-refresh")
+    trust = trusting(authority)
+    trust.check_hostname = False
+    specs = [spec(Role.DECODE), *(spec(role, *shown, tls=trust) for role in Role)]
+    with start(Kind.SIM, tmp_path_factory.mktemp("engines"), specs) as started:
+        yield started
+
+
+async def test_a_conversation_stays_warm_while_engines_are_replaced_by_such_with_tls(
+    tmp_path: Path, engines: Engines, authority: Authority
+) -> None:
+    trust = {"caFile": str(authority.certificate), "serverName": "engines"}
+    before, after = engines.decode
+    listed: dict[str, Any] = {entry["name"]: entry for entry in engines.as_discovery_file()}
+    assert [listed[each.name]["url"].partition(":")[0] for each in (before, after)] == ["http", "https"]
+    prefill = listed[engines.prefill[0].name]
+    stages = (
+        [prefill, listed[before.name]],
+        [prefill, listed[before.name] | {"draining": True}, listed[after.name]],
+        [prefill, listed[after.name]],
+    )
+    contents, turns = [WORK], []
+    async with routing(tmp_path, stages[0], engineTls=trust, kvTransfer={"kvRecomputeThreshold": 64}) as router:
+        assert router.router is not None
+        pool = router.router.engines
+        for stage in stages:
+            router.list_engines(stage)
+            names = {entry["name"] for entry in stage}
+
+            def serve(names: set[str] = names) -> bool:
+                return {each.spec.name for each in pool} == names and all(each.healthy for each in pool)
+
+            await until(serve)
+            got = await say(router, *contents, stream=True)
+            turns.append((got.path, got.headers["X-Kvloop-Decode"]))
+            assert got.content == await cold_text(router, *contents)
+            contents += [got.content, MORE]
+
+    assert turns == [("cold", before.name), ("warm", after.name), ("warm", after.name)]
+    await holds_nothing(after)
 
 
 class TestFiles:

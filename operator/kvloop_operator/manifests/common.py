@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from kvloop_connector.settings import Role
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import DisaggregatedInference, DisaggregatedInferenceSpec, RoleSpec
+from kvloop_operator.api.v1alpha1.engine import PullPolicy
 from kvloop_operator.facts import Facts
 
 Manifest = dict[str, Any]
@@ -87,3 +88,35 @@ def restricted_pod(user: int) -> dict[str, Any]:
         "fsGroup": user,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+
+
+def init_container(
+    name: str,
+    *,
+    image: str,
+    pull_policy: PullPolicy | None,
+    user: int | None,
+    command: Sequence[str],
+    mounts: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """What runs before an engine, without any privilege. ``user``: None for the image's own."""
+    runs_as = {} if user is None else {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user}
+    # As much as it may use, so that the pod's class of service is the engine's.
+    resources = {"cpu": "100m", "memory": "128Mi"}
+    container: dict[str, Any] = {
+        "name": name,
+        "image": image,
+        "command": list(command),
+        "resources": {"requests": dict(resources), "limits": dict(resources)},
+        "securityContext": {
+            **runs_as,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": list(mounts),
+    }
+    if pull_policy is not None:
+        container["imagePullPolicy"] = pull_policy.value
+    return container

@@ -23,7 +23,7 @@ from kvloop_connector.settings import (
 )
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import EnginePlugin
-from kvloop_operator.manifests.common import Context
+from kvloop_operator.manifests.common import Context, init_container
 from kvloop_operator.revision import transfer_settings
 
 _CONNECTOR_VOLUME = "kvloop-connector"
@@ -111,26 +111,14 @@ def init_containers(context: Context, role: Role) -> list[dict[str, Any]]:
     """What runs before the engine."""
     if not has_plugin(context):
         return []
-    # As much as it may use, so that the pod's class of service is the engine's.
-    resources = {"cpu": "100m", "memory": "128Mi"}
-    container: dict[str, Any] = {
-        "name": names.CONNECTOR_CONTAINER,
-        "image": _image(context, role),
-        "command": ["python3", "-m", "kvloop_connector.delivery", names.CONNECTOR_DIRECTORY],
-        "resources": {"requests": dict(resources), "limits": dict(resources)},
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": _CONNECTOR_VOLUME, "mountPath": names.CONNECTOR_DIRECTORY}],
-    }
-    if context.spec.router.image_pull_policy is not None:
-        container["imagePullPolicy"] = context.spec.router.image_pull_policy.value
+    container = init_container(
+        names.CONNECTOR_CONTAINER,
+        image=_image(context, role),
+        pull_policy=context.spec.router.image_pull_policy,
+        user=_USER,
+        command=["python3", "-m", "kvloop_connector.delivery", names.CONNECTOR_DIRECTORY],
+        mounts=[{"name": _CONNECTOR_VOLUME, "mountPath": names.CONNECTOR_DIRECTORY}],
+    )
     return [container]
 
 

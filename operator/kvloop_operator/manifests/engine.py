@@ -8,7 +8,7 @@ from kvloop_connector.settings import Role
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import Accelerator, EFAMode, SecurityProfile
 from kvloop_operator.facts import EFA_RESOURCE
-from kvloop_operator.manifests import connector
+from kvloop_operator.manifests import connector, tls
 from kvloop_operator.manifests.common import Context, Manifest, metadata, plain
 from kvloop_operator.manifests.engine_container import (
     CACHE_VOLUME,
@@ -108,7 +108,7 @@ def _pod(context: Context, role: Role) -> dict[str, Any]:
         "securityContext": None
         if spec.security.profile is SecurityProfile.PRIVILEGED
         else {"seccompProfile": {"type": "RuntimeDefault"}},
-        "initContainers": connector.init_containers(context, role),
+        "initContainers": [*tls.init_containers(context), *connector.init_containers(context, role)],
         "imagePullSecrets": [plain(secret) for secret in spec.image_pull_secrets],
         "priorityClassName": spec.priority_class_name,
         "runtimeClassName": spec.runtime_class_name,
@@ -141,7 +141,7 @@ def _volumes(context: Context, role: Role) -> list[dict[str, Any]]:
     elif model.source.pvc is not None:
         claim = {"claimName": model.source.pvc.claim_name, "readOnly": True}
         volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": claim})
-    volumes += connector.volumes(context)
+    volumes += [*connector.volumes(context), *tls.engine_volumes(context)]
     return [*volumes, *(plain(volume) for volume in context.role(role).volumes)]
 
 

@@ -9,7 +9,7 @@ from kvloop_connector.settings import Role
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1 import Accelerator, EFAMode, SecurityProfile
 from kvloop_operator.facts import EFA_RESOURCE
-from kvloop_operator.manifests import connector
+from kvloop_operator.manifests import connector, tls
 from kvloop_operator.manifests.common import Context, field_env, plain, secret_env
 from kvloop_operator.serving import model_argument, served_name
 
@@ -46,9 +46,9 @@ def engine_container(context: Context, role: Role) -> dict[str, Any]:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(context, role),
         # The HTTP server starts only when the model is loaded and compiled: until then the startup probe waits.
-        "startupProbe": _probe(period=2, failures=-(-engine.startup_timeout_seconds // 2)),
-        "readinessProbe": _probe(period=5, failures=3),
-        "livenessProbe": _probe(period=10, failures=6),
+        "startupProbe": _probe(context, period=2, failures=-(-engine.startup_timeout_seconds // 2)),
+        "readinessProbe": _probe(context, period=5, failures=3),
+        "livenessProbe": _probe(context, period=10, failures=6),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
     }
     if engine.image_pull_policy is not None:
@@ -75,6 +75,7 @@ def _arguments(context: Context, role: Role) -> list[str]:
     arguments = ["serve", model_argument(spec), *engine.args, *own.args]
     arguments += ["--served-model-name", served_name(spec)]
     arguments += ["--host", context.facts.bind_address, "--port", str(names.ENGINE_PORT)]
+    arguments += tls.engine_arguments(context)
     if spec.model.revision is not None:
         arguments += ["--revision", spec.model.revision]
     if spec.model.source is not None and spec.model.source.s3 is not None:
@@ -184,13 +185,13 @@ def _mounts(context: Context, role: Role) -> list[dict[str, Any]]:
         mounts.append({"name": CACHE_VOLUME, "mountPath": names.CACHE_DIRECTORY})
     elif source.pvc is not None:
         mounts.append({"name": MODEL_VOLUME, "mountPath": names.MODELS_DIRECTORY, "readOnly": True})
-    mounts += connector.mounts(context)
+    mounts += [*connector.mounts(context), *tls.engine_mounts(context)]
     return [*mounts, *(plain(mount) for mount in context.role(role).volume_mounts)]
 
 
-def _probe(*, period: int, failures: int) -> dict[str, Any]:
+def _probe(context: Context, *, period: int, failures: int) -> dict[str, Any]:
     return {
-        "httpGet": {"path": "/health", "port": "http"},
+        "httpGet": {"path": "/health", "port": "http", **tls.engine_scheme(context)},
         "periodSeconds": period,
         # The answer comes from the process that also tokenizes and writes streams.
         "timeoutSeconds": 5,

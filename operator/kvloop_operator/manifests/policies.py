@@ -7,6 +7,7 @@ from typing import Any
 from kvloop_connector.settings import Role
 from kvloop_operator import names
 from kvloop_operator.api.v1alpha1.roles import DisruptionBudget
+from kvloop_operator.manifests import tls
 from kvloop_operator.manifests.common import Context, Manifest, metadata
 from kvloop_operator.manifests.engine import service_account_name
 from kvloop_operator.serving import has_own_store, router_tls
@@ -86,7 +87,9 @@ def pod_monitor(context: Context, name: str, role: str) -> Manifest:
     meta = metadata(context, name, role)
     meta["labels"] = {**monitoring.labels, **meta["labels"]}
     endpoint: dict[str, Any] = {"port": "http", "path": "/metrics", "interval": f"{monitoring.interval_seconds}s"}
-    if role == names.ROUTER and router_tls(context.spec) is not None:
+    if role != names.ROUTER:
+        endpoint |= tls.engine_scrape(context)
+    elif router_tls(context.spec) is not None:
         # A pod is addressed by its number, which is not in its certificate.
         endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     return {

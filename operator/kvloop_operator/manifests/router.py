@@ -11,7 +11,7 @@ import yaml
 
 from kvloop_connector.settings import HANDLE_TTL_MARGIN_SECONDS, Role
 from kvloop_operator import names
-from kvloop_operator.manifests import connector, handle_store
+from kvloop_operator.manifests import connector, handle_store, tls
 from kvloop_operator.manifests.common import Context, Manifest, field_env, metadata, plain, restricted_pod
 from kvloop_operator.manifests.overlay import merged
 from kvloop_operator.serving import has_own_store, model_argument, router_tls, served_name
@@ -19,7 +19,6 @@ from kvloop_operator.serving import has_own_store, model_argument, router_tls, s
 _CONFIG_VOLUME = "kvloop-config"
 _ENGINES_VOLUME = "kvloop-engines"
 _API_KEYS_VOLUME = "kvloop-api-keys"
-_TLS_VOLUME = "kvloop-tls"
 _TEMPORARY_VOLUME = "kvloop-tmp"
 _USER = 65532
 _EXIT_MARGIN_SECONDS = 30
@@ -40,7 +39,7 @@ def router_config(context: Context) -> dict[str, Any]:
         "retainedShareLimit": transfer.retained_share_limit,
     }
     return {
-        "listen": {"host": context.facts.bind_address, "port": names.ROUTER_PORT, **_tls(context)},
+        "listen": {"host": context.facts.bind_address, "port": names.ROUTER_PORT, **tls.router_listen(context)},
         "admin": {
             "host": context.facts.bind_address,
             "port": names.ADMIN_PORT,
@@ -98,7 +97,7 @@ def router_config(context: Context) -> dict[str, Any]:
         # Else nobody would be there to tell clients when to come back.
         "suspended": any(context.replicas(role) == 0 for role in Role),
         "apiKeysFile": _api_keys_file(context),
-        "engineTls": None,
+        "engineTls": tls.router_engines(context),
     }
 
 
@@ -239,13 +238,6 @@ def _set(**settings: Any) -> dict[str, Any]:
     return {field: value for field, value in settings.items() if value is not None}
 
 
-def _tls(context: Context) -> dict[str, Any]:
-    if router_tls(context.spec) is None:
-        return {}
-    files = {"certificateFile": names.CERTIFICATE_KEY, "keyFile": names.PRIVATE_KEY_KEY}
-    return {"tls": {field: f"{names.ROUTER_TLS_DIRECTORY}/{key}" for field, key in files.items()}}
-
-
 def _api_keys_file(context: Context) -> str | None:
     reference = context.spec.router.api_keys_secret_ref
     return None if reference is None else f"{names.API_KEYS_DIRECTORY}/{reference.key}"
@@ -342,9 +334,7 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
     volume = handle_store.router_volume(context)
     if volume is not None:
         mounts.append({"name": volume["name"], "mountPath": names.STORE_DIRECTORY, "readOnly": True})
-    if router_tls(context.spec) is not None:
-        mounts.append({"name": _TLS_VOLUME, "mountPath": names.ROUTER_TLS_DIRECTORY, "readOnly": True})
-    return mounts
+    return [*mounts, *tls.router_mounts(context)]
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:
@@ -379,13 +369,7 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
     store = handle_store.router_volume(context)
     if store is not None:
         volumes.append(store)
-    tls = router_tls(context.spec)
-    if tls is not None:
-        pair = [{"key": key, "path": key} for key in (names.CERTIFICATE_KEY, names.PRIVATE_KEY_KEY)]
-        volumes.append(
-            {"name": _TLS_VOLUME, "secret": {"secretName": tls.secret_name, "defaultMode": 0o440, "items": pair}}
-        )
-    return volumes
+    return [*volumes, *tls.router_volumes(context)]
 
 
 def _probe(context: Context, path: str, *, period: int, failures: int) -> dict[str, Any]:

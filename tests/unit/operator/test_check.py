@@ -76,6 +76,22 @@ def test_nor_does_anybody_make_several_workers_one() -> None:
     assert found(router__workers=2) == []
 
 
+def test_without_a_cluster_nobody_has_the_engines_certificates() -> None:
+    changes: Any = {"security__tls": {"engines": {"secretName": "mine"}}}
+    assert found(OperatorSettings(discovery="file"), **changes) == ["spec.security.tls.engines.secretName"]
+    assert found(**changes) == []
+
+
+def test_nothing_is_mounted_over_the_engines_certificates() -> None:
+    mounted: Any = {
+        "decode__volumes": [{"name": "a", "emptyDir": {}}],
+        "decode__volumeMounts": [{"name": "a", "mountPath": "/etc/kvloop/tls"}],
+    }
+    changes: Any = {"security__tls": {"engines": {"secretName": "mine"}}}
+    assert found(**mounted) == []
+    assert found(**changes, **mounted) == ["spec.decode.volumeMounts[0].mountPath"]
+
+
 def test_the_handshake_cannot_be_switched_off() -> None:
     field = "spec.kvTransfer.extraConfig.enforce_handshake_compat"
     assert found(kvTransfer__extraConfig={"enforce_handshake_compat": "false"}) == [field]

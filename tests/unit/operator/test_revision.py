@@ -56,6 +56,7 @@ def test_what_engines_have_to_agree_on_changes_it(changes: dict[str, object]) ->
         {"model__cache": {"hostPath": "/mnt/models"}},
         {"router__handleTtlSeconds": 100},
         {"engine__startupTimeoutSeconds": 100},
+        {"security__tls": {"engines": {"secretName": "mine"}}},
         {"suspend": True},
     ],
     ids=lambda changes: next(iter(changes)),

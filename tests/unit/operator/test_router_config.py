@@ -14,7 +14,7 @@ from kvloop_operator.desired import desired
 from kvloop_operator.facts import OperatorSettings
 from kvloop_router import pod_discovery
 from kvloop_router.config import Config, parse
-from tests.unit.operator.documents import child, facts_of, fixtures, manifests, read
+from tests.unit.operator.documents import child, document, facts_of, fixtures, manifests, read
 
 ENVIRONMENT = {"POD_IP": "127.0.10.2", "POD_NAMESPACE": "team"}
 
@@ -147,11 +147,83 @@ def test_a_router_with_a_certificate_is_probed_scraped_and_called_over_tls() -> 
     assert (scraped["scheme"], scraped["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
 
 
-def test_a_certificate_of_the_routers_changes_no_engine() -> None:
-    def engines(**changes: Any) -> list[Any]:
-        return [child(manifests(**changes), "StatefulSet", f"demo-{role}") for role in Role]
+def engines_of(**changes: Any) -> list[Any]:
+    return [child(manifests(**changes), "StatefulSet", f"demo-{role}") for role in Role]
 
-    assert engines(security__tls={"router": {"secretName": "mine"}}) == engines()
+
+def test_a_certificate_of_the_routers_changes_no_engine() -> None:
+    assert engines_of(security__tls={"router": {"secretName": "mine"}}) == engines_of()
+
+
+def engine_tls(**changes: Any) -> dict[str, Any]:
+    return {"security__tls": {"engines": {"secretName": "mine", **changes}}, "monitoring__podMonitor": True}
+
+
+def mounted(pod: dict[str, Any], directory: str) -> tuple[str, set[str]]:
+    """The Secret that is mounted there, and the files of it."""
+    (volume,) = [mount["name"] for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == directory]
+    (secret,) = [each["secret"] for each in pod["volumes"] if each["name"] == volume]
+    return secret["secretName"], {item["path"] for item in secret["items"]}
+
+
+def test_the_router_trusts_engines_by_a_name_and_an_authority_and_never_sees_their_key() -> None:
+    told = config(**engine_tls()).engine_tls
+    assert told is not None
+    assert (told.server_name, told.certificate_file) == ("demo-engines.default.svc", None)
+    router = child(manifests(**engine_tls()), "Deployment", "demo-router")["spec"]["template"]["spec"]
+    assert mounted(router, "/etc/kvloop/engine-ca") == ("mine", {Path(told.ca_file).name})
+    assert Path(told.ca_file).parent == Path("/etc/kvloop/engine-ca")
+    named = config(**engine_tls(serverName="vllm.internal")).engine_tls
+    assert named is not None
+    assert named.server_name == "vllm.internal"
+    assert config().engine_tls is None
+
+
+def test_the_name_that_is_asked_for_tells_resources_and_namespaces_apart() -> None:
+    placed = document(security__tls={"engines": {"secretName": "mine"}})
+    placed["metadata"] |= {"namespace": "team"}
+    parsed = DisaggregatedInference.parse(placed)
+    text = child(desired(parsed, facts_of(parsed)), "ConfigMap", "demo-router")["data"]["router.yaml"]
+    told = parse(text, ENVIRONMENT).engine_tls
+    assert told is not None
+    assert told.server_name == "demo-engines.team.svc"
+
+
+@pytest.mark.parametrize("role", Role)
+def test_engines_with_a_certificate_are_probed_scraped_and_called_over_tls(role: Role) -> None:
+    children = manifests(**engine_tls())
+    pod = child(children, "StatefulSet", f"demo-{role}")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert mounted(pod, "/etc/kvloop/tls") == ("mine", {"tls.crt", "tls.key", "ca.crt"})
+    arguments = container["args"]
+    for flag, file in (("--ssl-certfile", "tls.crt"), ("--ssl-keyfile", "tls.key")):
+        assert arguments[arguments.index(flag) + 1] == f"/etc/kvloop/tls/{file}"
+    assert "--enable-ssl-refresh" in arguments
+    probes = [container[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "readiness", "liveness")]
+    assert probes == ["HTTPS"] * 3
+    spec = {"containers": [container]}
+    assert pod_discovery.engine_of({**running_pod(role), "spec": spec}).url == "https://10.0.0.1:8000"  # type: ignore[union-attr]
+    (scraped,) = child(children, "PodMonitor", f"demo-{role}")["spec"]["podMetricsEndpoints"]
+    assert scraped["scheme"] == "https"
+    assert scraped["tlsConfig"] == {
+        "ca": {"secret": {"name": "mine", "key": "ca.crt"}},
+        "serverName": "demo-engines.default.svc",
+    }
+    (of_router,) = child(children, "PodMonitor", "demo-router")["spec"]["podMetricsEndpoints"]
+    assert "scheme" not in of_router
+
+
+def running_pod(role: Role) -> dict[str, Any]:
+    labels = {names.LABEL_ROLE: str(role), names.LABEL_KV_REVISION: "abc"}
+    status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    return {"metadata": {"name": "a", "uid": "b", "labels": labels}, "status": status}
+
+
+def test_on_the_way_back_engines_are_as_without_certificates_and_the_router_still_trusts_the_rest() -> None:
+    assert engines_of(**engine_tls(serve=False)) == engines_of(monitoring__podMonitor=True)
+    monitors = [child(manifests(**engine_tls(serve=False)), "PodMonitor", f"demo-{role}") for role in Role]
+    assert monitors == [child(manifests(monitoring__podMonitor=True), "PodMonitor", f"demo-{role}") for role in Role]
+    assert config(**engine_tls(serve=False)).engine_tls == config(**engine_tls()).engine_tls
 
 
 def test_a_router_in_a_cluster_asks_the_api_server_for_the_pods_of_its_deployment() -> None:

@@ -65,6 +65,33 @@ def test_a_ready_pod_is_an_engine() -> None:
     )
 
 
+def with_probe(name: str, scheme: str | None) -> dict[str, Any]:
+    """A pod whose engine is probed so, beside a container that is probed otherwise."""
+    probe = {"httpGet": {"path": "/health", "port": "http", **({} if scheme is None else {"scheme": scheme})}}
+    other = {"name": "sidecar", "readinessProbe": {"httpGet": {"path": "/", "port": 1, "scheme": "HTTPS"}}}
+    return {**pod(name), "spec": {"containers": [other, {"name": "engine", "readinessProbe": probe}]}}
+
+
+def test_each_engine_is_spoken_to_as_its_own_pod_is_probed() -> None:
+    # In a rollout some have certificates already and others not yet.
+    pods = [with_probe("before", None), with_probe("written-out", "HTTP"), with_probe("after", "HTTPS")]
+    found = listed({"metadata": {"resourceVersion": "1"}, "items": pods})
+    assert {engine.name: engine.url for engine in found.engines} == {
+        "before": "http://10.0.0.1:8000",
+        "written-out": "http://10.0.0.1:8000",
+        "after": "https://10.0.0.1:8000",
+    }
+
+
+def test_an_engine_that_comes_back_with_a_certificate_is_another_one() -> None:
+    before = listed({"metadata": {"resourceVersion": "1"}, "items": [with_probe("demo-decode-0", None)]})
+    after = with_probe("demo-decode-0", "HTTPS")
+    after["metadata"] |= {"uid": "another", "resourceVersion": "2"}
+    (engine,) = observed(before, {"type": "ADDED", "object": after}).engines
+    assert engine.url == "https://10.0.0.1:8000"
+    assert not engine.is_same(before.engines[0])
+
+
 @pytest.mark.parametrize(
     "changes",
     [

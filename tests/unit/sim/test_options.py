@@ -49,6 +49,15 @@ def test_flags_of_vllm_that_are_not_modelled_are_ignored_with_their_value() -> N
     assert parsed.max_model_len == 4096
 
 
+def test_certificates_are_given_as_vllm_takes_them() -> None:
+    assert options().certificate_file == ""
+    parsed = options("--enable-ssl-refresh", "--ssl-certfile", "/c", "--ssl-keyfile=/k")
+    assert (parsed.certificate_file, parsed.key_file) == ("/c", "/k")
+    assert options("--ssl-certfile", "/both").key_file == ""
+    with pytest.raises(UsageError, match="--ssl-certfile"):
+        options("--ssl-keyfile", "/k")
+
+
 def test_several_served_names() -> None:
     assert options("--served-model-name", "a", "b", "--port", "1").served_names == ("a", "b")
 

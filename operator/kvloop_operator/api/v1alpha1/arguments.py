@@ -39,6 +39,7 @@ _OWN_FLAGS = (
     "api-key",
     "root-path",
     "ssl-[^=]+",
+    "(no-)?enable-ssl-refresh",
     "grpc",
 )
 _SHORT_FLAGS = ("tp", "dp", "pp", "n", "r", "dpn", "dpr", "dpl", "dpa", "dpp", "dph", "dpe", "dpm", "pcp")

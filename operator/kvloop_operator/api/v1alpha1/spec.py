@@ -214,12 +214,29 @@ class RouterTLS(Part):
     used within minutes, without a restart."""
 
 
+class EngineTLS(Part):
+    """What the router sees of engines. They do not ask for a certificate of the router's: the kubelet, whose probes go
+    the same way, has none to show."""
+
+    secret_name: ObjectName
+    """Secret of type kubernetes.io/tls with tls.crt, tls.key and ca.crt, as cert-manager writes it. Engines of both
+    roles show tls.crt; the router is given nothing but ca.crt, which says whom it trusts."""
+    server_name: ObjectName | None = None
+    """The name in tls.crt that the router asks for, since pods are addressed by numbers. Default:
+    NAME-engines.NAMESPACE.svc, of the resource's own name and namespace. Nothing has to resolve it."""
+    serve: bool = True
+    """False: engines speak HTTP, and the router still trusts those that are not replaced yet. The way back: first this,
+    and when all are replaced, without engines altogether."""
+
+
 class TLS(Part):
     """Encrypted connections; 1.2 is the oldest version that is spoken. KV itself travels between engines as NIXL sends
     it."""
 
     router: RouterTLS | None = None
     """Default: the router speaks HTTP."""
+    engines: EngineTLS | None = None
+    """Default: engines speak HTTP."""
 
 
 class Security(Part):
