@@ -14,7 +14,7 @@ from typing import Any
 
 import uvloop
 
-from kvloop_router import config, logs, parent, place
+from kvloop_router import config, garbage, logs, parent, place
 from kvloop_router.errors import InvalidConfig
 from kvloop_router.serving import Router, serving
 from kvloop_router.workers import SERVES
@@ -51,6 +51,7 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
 async def _serve(settings: config.Config) -> int:
     stop = _asked_to_stop()
     async with serving(settings) as router:
+        garbage.look_seldom()
         _log.info("serving", extra={"address": router.address, "admin_address": router.admin_address})
         await _drained(router, stop)
     return 0
@@ -68,6 +69,7 @@ async def _work(settings: config.Config, own: place.Place) -> int:
 
     loop.add_reader(parent_end, ended)
     async with serving(settings, place=own) as router:
+        garbage.look_seldom()
         sys.stdout.buffer.write(SERVES)
         sys.stdout.buffer.flush()
         await _drained(router, stop)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -57,6 +56,25 @@ class _Line:
         return place
 
 
+class _Admitted:
+    """A turn's place. A class: a context that is a generator costs several times as much."""
+
+    __slots__ = ("_admission", "_line", "_model", "_since", "_tenant")
+
+    def __init__(self, admission: Admission, line: _Line, model: str, tenant: bytes) -> None:
+        self._admission = admission
+        self._line = line
+        self._model = model
+        self._tenant = tenant
+        self._since = 0.0
+
+    async def __aenter__(self) -> None:
+        self._since = await self._admission.enter(self._line, self._model, self._tenant)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._admission.leave(self._line, self._model, self._since)
+
+
 class Admission:
     """running, waiting: turns of one decode engine; None: any number run. engines: how many serve a model now.
 
@@ -84,16 +102,21 @@ class Admission:
         """Turns that wait."""
         return sum(line.length for line in self._lines.values())
 
-    @asynccontextmanager
-    async def admitted(self, model: str, tenant: bytes) -> AsyncIterator[None]:
-        """A place for a turn, for as long as it runs. Raises RequestError where too many wait already."""
-        line = self._lines.setdefault(model, _Line())
+    def admitted(self, model: str, tenant: bytes) -> _Admitted:
+        """A place for a turn, for as long as the context lasts. Raises RequestError where too many wait already."""
+        line = self._lines.get(model)
+        if line is None:
+            line = self._lines[model] = _Line()
+        return _Admitted(self, line, model, tenant)
+
+    async def enter(self, line: _Line, model: str, tenant: bytes) -> float:
+        """Wait for a place in a line; gives when it was had."""
         await self._enter(line, model, tenant)
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self._left(line, model, self._clock() - began)
+        return self._clock()
+
+    def leave(self, line: _Line, model: str, since: float) -> None:
+        """Give back a place that was had since then."""
+        self._left(line, model, self._clock() - since)
 
     async def _enter(self, line: _Line, model: str, tenant: bytes) -> None:
         engines = self._engines(model)

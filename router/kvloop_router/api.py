@@ -102,12 +102,12 @@ class PublicApi:
         report = self._report(request)
         client = Client(request, report, self._clock)
         caller = self._caller(request, report)
-        with self._limits.admitted(caller):
-            async with self._state.running():
-                try:
-                    return await self._answered(client, report, self._play(request, caller, client, report))
-                finally:
-                    self._end(client, report)
+        self._begin(caller)
+        try:
+            return await self._answered(client, report, self._play(request, caller, client, report))
+        finally:
+            self._over(caller)
+            self._end(client, report)
 
     async def _play(
         self, request: web.Request, caller: Caller, client: Client, report: TurnReport
@@ -138,15 +138,15 @@ class PublicApi:
         report = self._report(request)
         client = Client(request, report, self._clock)
         caller = self._caller(request, report)
-        with self._limits.admitted(caller):
-            async with self._state.running():
-                try:
-                    return await self._answered(client, report, self._copy(request, caller, client, report))
-                finally:
-                    if request.path in pass_through.GENERATING:
-                        self._end(client, report)
-                    else:
-                        self._metrics.requests.labels(report.api, str(report.status or client.status)).inc()
+        self._begin(caller)
+        try:
+            return await self._answered(client, report, self._copy(request, caller, client, report))
+        finally:
+            self._over(caller)
+            if request.path in pass_through.GENERATING:
+                self._end(client, report)
+            else:
+                self._metrics.requests.labels(report.api, str(report.status or client.status)).inc()
 
     async def _copy(
         self, request: web.Request, caller: Caller, client: Client, report: TurnReport
@@ -289,6 +289,15 @@ class PublicApi:
     def _client_left(self, report: TurnReport) -> None:
         report.status = CLIENT_LEFT
         self._metrics.disconnects.labels(report.phase).inc()
+
+    def _begin(self, caller: Caller) -> None:
+        """Raises RequestError."""
+        self._limits.begins(caller)
+        self._state.begins()
+
+    def _over(self, caller: Caller) -> None:
+        self._state.ends()
+        self._limits.ends(caller)
 
     def _end(self, client: Client, report: TurnReport) -> None:
         report.seconds = self._clock() - report.began

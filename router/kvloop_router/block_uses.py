@@ -8,6 +8,7 @@ _PAGE_BITS = 11
 _PAGE = 1 << _PAGE_BITS
 _LAST = _PAGE - 1
 _SINGLE = tuple(1 << place for place in range(_PAGE))
+_ONES = tuple((1 << count) - 1 for count in range(_PAGE + 1))
 
 Runs = Iterable[tuple[int, int]]
 """As ``kvloop_connector.handle.to_ranges`` gives them."""
@@ -75,16 +76,27 @@ def _masks(runs: Runs) -> Mapping[int, int]:
     """For each page, its blocks that are in ``runs``."""
     masks: dict[int, int] = {}
     known = masks.get
+    # Runs that follow one another are mostly of one page.
+    page, mask = -1, 0
     for first, count in runs:
         if count == 1:
-            number = first >> _PAGE_BITS
-            masks[number] = known(number, 0) | _SINGLE[first & _LAST]
+            if first >> _PAGE_BITS != page:
+                if mask:
+                    masks[page] = known(page, 0) | mask
+                page, mask = first >> _PAGE_BITS, 0
+            mask |= _SINGLE[first & _LAST]
             continue
         if count < 0:
             first, count = first + count + 1, -count
         while count > 0:
-            number, low = first >> _PAGE_BITS, first & _LAST
-            here = min(count, _PAGE - low)
-            masks[number] = known(number, 0) | ((1 << here) - 1) << low
+            if first >> _PAGE_BITS != page:
+                if mask:
+                    masks[page] = known(page, 0) | mask
+                page, mask = first >> _PAGE_BITS, 0
+            low = first & _LAST
+            here = count if count < _PAGE - low else _PAGE - low
+            mask |= _ONES[here] << low
             first, count = first + here, count - here
+    if mask:
+        masks[page] = known(page, 0) | mask
     return masks

@@ -327,7 +327,7 @@ class _Nobody:
     async def comment(self, data: bytes) -> None:
         pass
 
-    async def end(self) -> None:
+    async def end(self, data: bytes = b"") -> None:
         return None
 
 

@@ -11,6 +11,7 @@ follow the published curves for Qwen3-32B on two p5en.48xlarge over EFA; of them
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvloop_router import fit
 from kvloop_router.fit import Fit
@@ -31,8 +32,7 @@ FIRST_STEP = 0.011
 """Seconds of the decode step that follows a decode leg's read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Tokens that a leg computes, those before them whose KV is there or is read first, and those that are read."""
 
     uncached: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
+from typing import NamedTuple
 
 from kvloop_connector.settings import Role
 from kvloop_router import ranks
@@ -89,16 +90,17 @@ class Engine:
         """This engine as the policy sees it."""
         spec = self.spec
         work = decode_load(self.turns, self.tokens) if spec.role is Role.DECODE else self.tokens + self.load
+        healthy = self.health.healthy
         return Candidate(
-            name=spec.name,
-            role=spec.role,
-            process=spec.process,
-            kv_revision=spec.kv_revision,
-            load=work / self.ranks,
-            serving=self.serving,
-            healthy=self.healthy,
-            suspect=self.health.suspect(now),
-            full=spec.role is Role.DECODE and most_turns is not None and self.turns >= most_turns,
+            spec.name,
+            spec.role,
+            spec.process,
+            spec.kv_revision,
+            work / self.ranks,
+            healthy and spec.ready and not spec.draining,
+            healthy,
+            self.health.suspect(now),
+            spec.role is Role.DECODE and most_turns is not None and self.turns >= most_turns,
         )
 
 
@@ -132,8 +134,7 @@ class Needs:
         self._closed = True
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What a request is to an engine.
 
     tokens: prefill, those to be computed; decode, those of its prompt. rank: which computes it; None: the engine's

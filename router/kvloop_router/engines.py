@@ -63,6 +63,11 @@ class Upstream:
         except AnswerBroken as error:
             raise StreamBroken(self.engine, str(error)) from error
 
+    @property
+    def over(self) -> bool:
+        """Whether it has come to its end, and all of it was read."""
+        return self._response.over
+
     def unread(self) -> bytes:
         """What has arrived and was not read."""
         return self._response.unread()

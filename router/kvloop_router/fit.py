@@ -14,10 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
 from math import exp, isfinite, log
+from operator import mul
 
 _MEMORY = 100.0
 """An observation counts for 1/e of itself after so many more."""
+_KEPT = exp(-1.0 / _MEMORY)
 TRUST = 0.02
 """What a prior's coefficient counts for, in observations to which nothing else contributes, if nothing else is said."""
 _FLOOR = 0.002
@@ -73,14 +76,19 @@ def begin(prior: Sequence[float], trust: Sequence[float] | None = None) -> Fit:
 
 def predict(fit: Fit, features: Sequence[float]) -> float:
     """What the model expects for ``features``."""
-    return sum(map(_product, fit.coefficients, features))
+    expected: float = sum(map(mul, fit.coefficients, features))
+    return expected
 
 
 def observe(fit: Fit, features: Sequence[float], outcome: float) -> Fit:
     """The state after one more observation; one that cannot be (not finite, negative, nothing) changes nothing."""
-    plausible = 0 < outcome <= _LONGEST and all(0 <= value <= _LARGEST_FEATURE for value in features)
-    expected = sum(map(_product, fit.prior, features))
-    if not plausible or expected <= 0 or len(features) != len(fit.prior):
+    if not 0 < outcome <= _LONGEST or len(features) != len(fit.prior):
+        return fit
+    for value in features:
+        if not 0 <= value <= _LARGEST_FEATURE:
+            return fit
+    expected: float = sum(map(mul, fit.prior, features))
+    if expected <= 0:
         return fit
     if not fit.count:
         # Nothing was learned that could be told from the prior: take its size from this.
@@ -95,32 +103,24 @@ def observe(fit: Fit, features: Sequence[float], outcome: float) -> Fit:
 
 
 def _learned(fit: Fit, features: Sequence[float], outcome: float, weight: float, error: float, size: float) -> Fit:
-    keep = exp(-1.0 / _MEMORY)
-    products = list(fit.products)
-    index = 0
-    for row, feature in enumerate(features):
-        weighted = weight * feature
-        for other in features[row:]:
-            products[index] = products[index] * keep + weighted * other
-            index += 1
-    moments = [
-        moment * keep + weight * feature * outcome for moment, feature in zip(fit.moments, features, strict=True)
-    ]
+    products = tuple(
+        [
+            product * _KEPT + weight * left * right
+            for product, (left, right) in zip(fit.products, combinations_with_replacement(features, 2), strict=True)
+        ]
+    )
+    moments = tuple(
+        [moment * _KEPT + weight * feature * outcome for moment, feature in zip(fit.moments, features, strict=True)]
+    )
     count = fit.count + 1
     # Clipped, so that one that is far off moves the usual error by little, and many of them move it all the same.
     seen = min(error, 3.0 * fit.spread)
     spread = max(_LEAST_SPREAD, fit.spread + (seen - fit.spread) / min(count, _SPREAD_MEMORY))
     moved = fit.size + (_clipped(size, fit.size, spread) - fit.size) / min(count, _SIZE_MEMORY)
-    fit = replace(
-        fit,
-        products=tuple(products),
-        moments=tuple(moments),
-        spread=spread,
-        size=max(-_SIZE_LIMIT, min(_SIZE_LIMIT, moved)),
-        count=count,
-    )
+    moved = max(-_SIZE_LIMIT, min(_SIZE_LIMIT, moved))
+    learned = Fit(fit.prior, fit.trust, fit.coefficients, products, moments, moved, spread, count)
     due = count <= _SIZE_MEMORY or count % _SOLVE_EVERY == 0
-    return replace(fit, coefficients=_solved(fit)) if due else fit
+    return replace(learned, coefficients=_solved(learned)) if due else learned
 
 
 def _clipped(value: float, around: float, spread: float) -> float:
@@ -193,7 +193,3 @@ def _solution(
         known = sum(rows[row][column] * found[column] for column in range(row + 1, count))
         found[row] = (rows[row][count] - known) / rows[row][row]
     return found
-
-
-def _product(left: float, right: float) -> float:
-    return left * right

@@ -16,6 +16,8 @@ import httptools
 _BUFFERED_BYTES = 262_144
 """So much of an answer waits for its reader before no more is read from the engine."""
 _LONGEST_SIZE_LINE = 10
+_HEAD, _PIECE, _END = range(3)
+"""What of an answer somebody waits for."""
 
 
 class AnswerBroken(Exception):
@@ -120,6 +122,7 @@ class Response:
     """
 
     __slots__ = (
+        "_awaited",
         "_closed",
         "_complete",
         "_connection",
@@ -129,7 +132,6 @@ class Response:
         "_limit",
         "_paused",
         "_pieces",
-        "_ready",
         "_size",
         "_stall",
         "_take",
@@ -157,18 +159,18 @@ class Response:
         self._limit: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._ready: Callable[[], bool] = self._has_head
+        self._awaited = _HEAD
         self._take: Callable[[bytes], bool] | None = None
 
     async def head(self) -> None:
         """Wait for status and headers. Raises AnswerBroken."""
-        await self._until(self._has_head)
+        await self._until(_HEAD)
         if not self.status and self._error is not None:
             raise self._error
 
     async def read(self) -> bytes:
         """All that has arrived, and at least something; empty at the end. Raises AnswerBroken."""
-        await self._until(self._has_piece)
+        await self._until(_PIECE)
         data = self.unread()
         if not data and self._error is not None:
             raise self._error
@@ -177,10 +179,15 @@ class Response:
     async def read_all(self) -> bytes:
         """All that there is to come. Raises AnswerBroken."""
         self._resume()
-        await self._until(self._has_end)
+        await self._until(_END)
         if self._error is not None:
             raise self._error
         return self.unread()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has come to its end, and all of it was read."""
+        return self._complete and not self._pieces and self._error is None
 
     def unread(self) -> bytes:
         """What has arrived and was not read."""
@@ -198,7 +205,7 @@ class Response:
             return
         self._take = take
         try:
-            await self._until(self._has_piece)
+            await self._until(_PIECE)
         finally:
             self._take = None
 
@@ -219,8 +226,10 @@ class Response:
         self._closed = True
         if self._limit is not None:
             self._limit.cancel()
+            self._limit = None
         if self._stall is not None:
             self._stall.cancel()
+            self._stall = None
         self._resume()
         self._connection.done(reusable=self._keep_alive and self._error is None)
 
@@ -244,7 +253,7 @@ class Response:
     def wake(self) -> None:
         """Wake whoever waits, if it is there what they wait for."""
         waiter = self._waiter
-        if waiter is not None and (self._error is not None or self._ready()):
+        if waiter is not None and (self._error is not None or self._is_there(self._awaited)):
             self._waiter = None
             if not waiter.done():
                 waiter.set_result(None)
@@ -286,7 +295,7 @@ class Response:
             self._take = None
         self._pieces.append(data)
         self._size += len(data)
-        if self._size > _BUFFERED_BYTES and self._ready != self._has_end and not self._paused:
+        if self._size > _BUFFERED_BYTES and self._awaited != _END and not self._paused:
             self._paused = True
             self._connection.transport.pause_reading()
 
@@ -306,20 +315,14 @@ class Response:
         elif not self._complete:
             self._stall = loop.call_later(left, self._check_stall, seconds)
 
-    async def _until(self, ready: Callable[[], bool]) -> None:
-        if self._error is None and not ready():
-            self._ready = ready
+    async def _until(self, awaited: int) -> None:
+        if self._error is None and not self._is_there(awaited):
+            self._awaited = awaited
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
-    def _has_head(self) -> bool:
-        return bool(self.status) or self._complete
-
-    def _has_piece(self) -> bool:
-        return bool(self._pieces) or self._complete
-
-    def _has_end(self) -> bool:
-        return self._complete
+    def _is_there(self, awaited: int) -> bool:
+        return self._complete or bool(self.status if awaited == _HEAD else awaited == _PIECE and self._pieces)
 
     def _resume(self) -> None:
         if self._paused:

@@ -32,6 +32,11 @@ class _KeptAlive:
         self.engine, self.status, self.content_type = upstream.engine, upstream.status, upstream.content_type
         self.unread = upstream.unread
 
+    @property
+    def over(self) -> bool:
+        """As of ``Source``."""
+        return self._upstream.over
+
     async def read(self) -> bytes:
         """As of ``Source``. Raises ClientGone too."""
         while True:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kvloop_connector.digest import Retained
 from kvloop_connector.handle import KVHandle, from_ranges, to_ranges
@@ -137,8 +137,7 @@ def packed(handle: KVHandle) -> tuple[dict[str, Any], tuple[tuple[tuple[int, int
     return params, tuple(to_ranges(group) for group in handle.block_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(NamedTuple):
     """What a search goes by: a conversation id that the client gave, and the new history."""
 
     tenant_scope: bytes
@@ -151,16 +150,14 @@ def same_name(left: str | None, right: str | None) -> bool | None:
     return None if left is None or right is None else left == right
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """A handle that may be of use. ``certain``: it is this conversation's by its id, or by all of its history."""
 
     kept: Kept
     certain: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What a search gave, the best first; with no match, why."""
 
     matches: tuple[Match, ...]
@@ -188,7 +185,13 @@ class Retention:
 
 
 class HandleStore(Protocol):
-    """A place for handles. A store that cannot be reached answers as if it were empty."""
+    """A place for handles. A store that cannot be reached answers as if it were empty.
+
+    shared: others have handles there too; if not, none of the methods ever waits.
+    """
+
+    @property
+    def shared(self) -> bool: ...
 
     def __len__(self) -> int:
         """How many handles there are, as far as is known without waiting."""

@@ -13,6 +13,7 @@ from typing import Any
 from kvloop_connector.handle import COLD_PREFILL_PARAMS, KVHandle
 from kvloop_connector.verdict import REUSE_FIELD, Outcome
 from kvloop_router.request import Api, Request, prompts
+from kvloop_router.token_ids import in_json
 from kvloop_router.truth import TOP_TOKENS
 
 PARAMS = "kv_transfer_params"
@@ -201,9 +202,9 @@ def _set_prompt(request: Request, body: dict[str, Any], token_ids: Sequence[int]
     if token_ids is None:
         return
     if request.api is Api.COMPLETIONS:
-        body["prompt"] = list(token_ids)
+        body["prompt"] = in_json(token_ids)
     else:
-        body[PARAMS][_PROMPT_IDS] = list(token_ids)
+        body[PARAMS][_PROMPT_IDS] = in_json(token_ids)
 
 
 def _template_arguments(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
@@ -24,6 +25,24 @@ _NATS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 5.0)
 _VERDICTS = {Verdict.VERIFIED: 1.0, Verdict.UNKNOWN: 0.0, Verdict.FAILED: -1.0, Verdict.WRONG: -2.0}
 
 
+_Metric = TypeVar("_Metric", Counter, Histogram)
+
+
+class Labelled(Generic[_Metric]):
+    """A metric with labels, each of whose series is looked up in it once: that takes longer than to count."""
+
+    def __init__(self, metric: _Metric) -> None:
+        self._metric: _Metric = metric
+        self._series: dict[tuple[str, ...], _Metric] = {}
+
+    def labels(self, *values: str) -> _Metric:
+        """The series with these labels."""
+        series = self._series.get(values)
+        if series is None:
+            series = self._series[values] = self._metric.labels(*values)
+        return series
+
+
 class Metrics:
     """All counters and histograms, in a registry of their own."""
 
@@ -32,8 +51,8 @@ class Metrics:
         self.turns = self._counter("turns", "Turns that ended, by how their prompt's KV came about.", "path", "reason")
         self.requests = self._counter("requests", "Answers, by API and status.", "api", "status")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of turns, where they are known.", "path")
-        self.reused_tokens = self._counter("reused_tokens", "Prompt tokens that were not computed, thanks to a handle.")
-        self.reusable_tokens = self._counter(
+        self.reused_tokens = self._total("reused_tokens", "Prompt tokens that were not computed, thanks to a handle.")
+        self.reusable_tokens = self._total(
             "reusable_tokens", "Prompt tokens that a handle which was taken was proven to hold."
         )
         self.recomputed_tokens = self._counter(
@@ -75,7 +94,7 @@ class Metrics:
         self.discovery = self._counter(
             "discovery_interruptions", "Watches of the engines' pods that did not end by their time.", "reason"
         )
-        self.over_limit = self._counter("over_limit", "Requests that were refused since their tenant had too many.")
+        self.over_limit = self._total("over_limit", "Requests that were refused since their tenant had too many.")
         self.reloads = self._counter("reloads", "Files that changed while the router ran.", "file", "outcome")
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "From the request to the answer's first byte.", "path"
@@ -125,11 +144,14 @@ class Metrics:
         """The Prometheus text."""
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(_PREFIX + name, text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Labelled[Counter]:
+        return Labelled(Counter(_PREFIX + name, text, labels, registry=self.registry))
 
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(_PREFIX + name, text, labels, registry=self.registry, buckets=_SECONDS)
+    def _total(self, name: str, text: str) -> Counter:
+        return Counter(_PREFIX + name, text, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Labelled[Histogram]:
+        return Labelled(Histogram(_PREFIX + name, text, labels, registry=self.registry, buckets=_SECONDS))
 
 
 class _GapHistogram(Collector):

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from kvloop_router.cost_model import DecodeSpeed, PrefillSpeed, Work
 
@@ -61,8 +62,7 @@ class Terms:
     retains: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Tokens of a turn: of the whole prompt, of its beginning that the decode engine still holds, and of the answer
     that is expected."""
 
@@ -99,8 +99,7 @@ class Place:
     can_serve_alone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(NamedTuple):
     """A path at a place. first_token: seconds until then. burden: what others pay, in seconds, weighted."""
 
     path: Path

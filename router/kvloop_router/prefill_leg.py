@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -42,8 +42,7 @@ _UNTOUCHED = frozenset(
 """Verdicts after which a prefill engine neither reads a handle nor tells its issuer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilled:
+class Prefilled(NamedTuple):
     """A prefill leg that succeeded, on ``engine``.
 
     params: for the decode leg; None where the engine gave none. first: None where the leg did not ask for it.

@@ -11,6 +11,7 @@ from array import array
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
 from collections.abc import Iterable, Mapping
+from itertools import chain, islice
 from typing import Any
 
 import orjson
@@ -33,11 +34,20 @@ class UnknownRecord(ValueError):
     """A record of another version of this router, or none at all."""
 
 
+Place = tuple[str, int, int]
+"""Where in a record the runs of block ids are: how they are written, their first byte and the one after their last."""
+
+
 def encode(kept: Kept, *, ahead: float = 0.0, step: int = 1) -> bytes:
     """``kept`` as bytes. ahead: how far the clock that the record's times are on is ahead of the router's.
 
     step: filled up to a multiple of so many bytes, so that the place of one that is gone fits another.
     """
+    return placed(kept, ahead=ahead, step=step)[0]
+
+
+def placed(kept: Kept, *, ahead: float = 0.0, step: int = 1) -> tuple[bytes, Place]:
+    """As above, and where the runs are in it."""
     params, proof = _without_chain(kept.params)
     conversation = b"" if kept.conversation is None else kept.conversation.encode("utf-8", "surrogatepass")
     kind, runs = _packed(kept.blocks)
@@ -61,8 +71,9 @@ def encode(kept: Kept, *, ahead: float = 0.0, step: int = 1) -> bytes:
         "lengths": lengths,
     }
     head = orjson.dumps(small)
-    length = _HEAD.size + len(head) + sum(lengths) + len(runs)
-    return b"".join((_HEAD.pack(VERSION, len(head)), head, *large, runs, bytes(-length % step)))
+    start = _HEAD.size + len(head) + sum(lengths)
+    end = start + len(runs)
+    return b"".join((_HEAD.pack(VERSION, len(head)), head, *large, runs, bytes(-end % step))), (kind, start, end)
 
 
 def decode(record: bytes, *, ahead: float = 0.0) -> Kept:
@@ -97,13 +108,10 @@ def decode(record: bytes, *, ahead: float = 0.0) -> Kept:
         raise UnknownRecord("malformed") from error
 
 
-def runs(record: bytes) -> Iterable[tuple[int, int]]:
+def runs(record: bytes, place: Place) -> Iterable[tuple[int, int]]:
     """The runs of block ids of all KV groups, one after the other."""
-    small, start = _small(record)
-    flat = array(small["kind"])
-    start += sum(small["lengths"])
-    flat.frombytes(record[start : start + small["runs"]])
-    numbers = iter(flat)
+    kind, start, end = place
+    numbers = iter(array(kind, record[start:end]))
     return zip(numbers, numbers, strict=True)
 
 
@@ -116,14 +124,11 @@ def _small(record: bytes) -> tuple[dict[str, Any], int]:
 
 
 def _packed(blocks: tuple[tuple[tuple[int, int], ...], ...]) -> tuple[str, bytes]:
+    flat = [*chain.from_iterable(chain.from_iterable(blocks))]
     try:
-        return _SMALL_RUNS, array(_SMALL_RUNS, _flat(blocks)).tobytes()
+        return _SMALL_RUNS, array(_SMALL_RUNS, flat).tobytes()
     except OverflowError:
-        return _LARGE_RUNS, array(_LARGE_RUNS, _flat(blocks)).tobytes()
-
-
-def _flat(blocks: tuple[tuple[tuple[int, int], ...], ...]) -> list[int]:
-    return [number for runs in blocks for run in runs for number in run]
+        return _LARGE_RUNS, array(_LARGE_RUNS, flat).tobytes()
 
 
 def _unpacked(small: Mapping[str, Any], packed: bytes) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -131,12 +136,14 @@ def _unpacked(small: Mapping[str, Any], packed: bytes) -> tuple[tuple[tuple[int,
     flat.frombytes(packed)
     numbers = iter(flat)
     pairs = zip(numbers, numbers, strict=True)
-    return tuple(tuple(next(pairs) for _ in range(length)) for length in small["groups"])
+    return tuple([tuple(islice(pairs, length)) for length in small["groups"]])
 
 
 def _without_chain(params: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
     """The params, and apart from them the digests of a sealed handle, which are in base64 there."""
     proof = params.get(FIELD)
+    if proof is None:
+        return params, b""
     if not isinstance(proof, Mapping) or not isinstance(text := proof.get(_CHAIN), str) or not text:
         return params, b""
     try:

@@ -7,7 +7,7 @@ it, an answer that does not end well is cut off, so that no client takes it for 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,6 +35,11 @@ class Source(Protocol):
 
     async def read(self) -> bytes:
         """The next bytes; empty at the end. Raises StreamBroken where the answer ends before its end."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Whether it has come to its end, and all of it was read."""
         ...
 
     def unread(self) -> bytes:
@@ -70,8 +75,8 @@ class Downstream(Protocol):
         """Send bytes that are no part of the answer. Raises ClientGone."""
         ...
 
-    async def end(self) -> None:
-        """The body is complete. Raises ClientGone."""
+    async def end(self, data: bytes = b"") -> None:
+        """The body is complete, with ``data``. Raises ClientGone."""
         ...
 
 
@@ -104,7 +109,7 @@ class Ended:
     """
 
     handle: Mapping[str, Any] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
     token_ids: list[int] = field(default_factory=list)
     finish_reasons: dict[int, str] = field(default_factory=dict)
     content: bool = False
@@ -177,6 +182,8 @@ async def stream(
                     told = True
                     await finished(ended)
                 held.append(event_data)
+            if upstream.over and _complete(ended, events):
+                break
             if ended.content or ended.finish_reasons or ended.token_ids or ended.error:
                 await _send(downstream, held, upstream, ended, clock)
             if downstream.started and not events.unfinished:
@@ -189,7 +196,9 @@ async def stream(
         if downstream.started:
             raise StreamBroken(upstream.engine, "the stream ended early")
         raise EngineFailed(upstream.engine, "the stream ended before it began")
-    await downstream.end()
+    if not downstream.started:
+        await downstream.start(upstream.status, upstream.content_type)
+    await downstream.end(b"".join(held))
     return ended
 
 
@@ -214,11 +223,13 @@ async def copy(upstream: Source, downstream: Downstream) -> None:
     while data := await _read(upstream, downstream):
         if not downstream.started:
             await downstream.start(upstream.status, upstream.content_type)
+        if upstream.over:
+            break
         await downstream.write(data)
         await upstream.pass_on(downstream.write_now)
     if not downstream.started:
         await downstream.start(upstream.status, upstream.content_type)
-    await downstream.end()
+    await downstream.end(data)
 
 
 async def _read(upstream: Source, downstream: Downstream) -> bytes:

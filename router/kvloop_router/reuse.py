@@ -6,8 +6,7 @@ With KvloopConnector the prefill engine proves it: here a handle is found by the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvloop_connector.digest import DigestKey, Retained, block_digests, retain, reusable_tokens
 from kvloop_connector.errors import InvalidHandle
@@ -28,8 +27,7 @@ _NEVER_PROVABLE = frozenset({"api", "template"})
 """Why nothing can be proven of this turn, nor of any that goes on from it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """A handle that was proven to hold the first ``tokens`` tokens of the new prompt.
 
     grant: the number under which the store granted it; 0 until it is taken.
@@ -56,8 +54,7 @@ class Option:
         return handle.trimmed(self.tokens, self.kept.block_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """The handles that a turn may use, the longest prefix first; ``reason`` is why there is none. ``equal``: how many
     tokens were proven where these are too few to use any."""
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import orjson
 
 from kvloop_router import sse
+from kvloop_router.token_ids import TokenIds, is_array
 
 _HANDLE = "kv_transfer_params"
 _PROMPT_TOKEN_IDS = "prompt_token_ids"  # noqa: S105
@@ -30,6 +31,10 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _COMPACT_TOKEN_IDS = re.compile(rb',"token_ids":(?:\[[0-9,]*\]|null)')
 _COMPACT_PROMPT_TOKEN_IDS = re.compile(rb',"prompt_token_ids":(?:\[[0-9,]*\]|null)')
 _BEFORE_HANDLE = b',"kv_transfer_params":'
+_BEFORE_PROMPT = b',"prompt_token_ids":'
+_LONG = 4096
+"""In fewer bytes no prompt's ids are that are worth looking for."""
+
 _decode_value = json.JSONDecoder().raw_decode
 
 Span = tuple[int, int]
@@ -58,7 +63,7 @@ class Stripped:
 
     data: bytes
     handle: Mapping[str, Any] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     finish_reasons: dict[int, str] = field(default_factory=dict)
     has_content: bool = False
@@ -69,6 +74,8 @@ def strip(payload: bytes, *, keep_token_ids: bool) -> Stripped:
 
     Raises UnreadableAnswer.
     """
+    if len(payload) >= _LONG and not keep_token_ids and (found := _without_prompts_ids(payload)) is not None:
+        return found
     lines = [(0, len(payload))] if payload.lstrip(_JSON_SPACE)[:1] in (b"{", b"[") else sse.data_spans(payload)
     text = b"\n".join([payload[start:end] for start, end in lines])
     mentioned = _mentions_own_key(text)
@@ -80,6 +87,27 @@ def strip(payload: bytes, *, keep_token_ids: bool) -> Stripped:
             raise UnreadableAnswer from None
         return Stripped(payload)
     return _described(_without(payload, lines, cuts) if cuts else payload, answer)
+
+
+def _without_prompts_ids(payload: bytes) -> Stripped | None:
+    """What ``strip`` gives of what has a prompt's ids once, in one piece, and where they are to be cut out; they are
+    not read. None of what is otherwise.
+
+    In a JSON text the bytes of ``_BEFORE_PROMPT`` are a key wherever they stand: within a string its quotes would be
+    escaped.
+    """
+    start = payload.find(_BEFORE_PROMPT) + len(_BEFORE_PROMPT)
+    end = payload.find(b"]", start) + 1
+    if start < len(_BEFORE_PROMPT) or not is_array(written := payload[start:end]):
+        return None
+    rest = payload[:start] + b"null" + payload[end:]
+    if rest.count(b"prompt_token_ids") != 1:
+        return None
+    part = strip(rest, keep_token_ids=False)
+    if part.prompt_token_ids is not None or b"prompt_token_ids" in part.data:
+        # There is another one under an escaped name, or this is part of something else.
+        return None
+    return replace(part, prompt_token_ids=TokenIds(written))
 
 
 def _mentions_own_key(text: bytes) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from random import Random
 
 _COUNT_BYTES = 4
@@ -32,17 +30,16 @@ class State:
         """Turns that are running."""
         return self._turns
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Count a turn for as long as it runs."""
+    def begins(self) -> None:
+        """A turn runs."""
         self._turns += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self._turns -= 1
-            if self._turns == 0:
-                self._idle.set()
+
+    def ends(self) -> None:
+        """It does not any more."""
+        self._turns -= 1
+        if self._turns == 0:
+            self._idle.set()
 
     async def drained(self) -> None:
         """Wait until no turn runs."""

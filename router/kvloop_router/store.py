@@ -55,6 +55,7 @@ class _Entry:
     ident: str
     process: str
     record: bytes
+    runs: records.Place
     trail: Trail
     conversation: str | None
     named: bytes
@@ -71,9 +72,10 @@ class _Entry:
         return len(self.record) + _ENTRY_BYTES
 
     @property
-    def keys(self) -> set[bytes]:
-        """What it can be found by."""
-        return {self.named, self.trail.whole, self.trail.start} - {b""}
+    def keys(self) -> tuple[bytes, bytes, bytes]:
+        """What it can be found by; one can be empty, which stands for none, or be there twice."""
+        trail = self.trail
+        return self.named, trail.whole, trail.start
 
 
 @dataclass(slots=True)
@@ -183,7 +185,9 @@ class MemoryStore:
         given_up = [GivenUp(old, Why.SUPERSEDED) for old in self._supersede(kept)]
         if self._is_full(entry.size):
             given_up += [GivenUp(old, Why.FULL) for old in self._make_room(entry.size)]
-        process = self._processes.get(kept.process) or _Process(OrderedDict(), BlockUses())
+        process = self._processes.get(kept.process)
+        if process is None:
+            process = _Process(OrderedDict(), BlockUses())
         process.uses.add(kept.runs)
         if max_blocks is not None and process.uses.distinct > max_blocks:
             given_up += [GivenUp(old, Why.BUDGET) for old in self._keep_to(process, max_blocks)]
@@ -193,9 +197,15 @@ class MemoryStore:
         self._entries[entry.ident] = entry
         self._bytes += entry.size
         heapq.heappush(self._deadlines, (kept.deadline, entry.ident))
+        index, ident = self._index, entry.ident
         for key in entry.keys:
-            self._index.setdefault(key, {})[entry.ident] = None
-            self._absences.pop(key, None)
+            if key:
+                idents = index.get(key)
+                if idents is None:
+                    index[key] = {ident: None}
+                else:
+                    idents[ident] = None
+                self._absences.pop(key, None)
         return tuple(given_up)
 
     async def due(self, before: float) -> tuple[Kept, ...]:
@@ -208,7 +218,8 @@ class MemoryStore:
         if entry is None or entry.lease.state is not State.ISSUED:
             return False
         self._bytes -= entry.size
-        entry.record, entry.lease = records.encode(kept, step=_STEP), replace(entry.lease, deadline=kept.deadline)
+        entry.record, entry.runs = records.placed(kept, step=_STEP)
+        entry.lease = replace(entry.lease, deadline=kept.deadline)
         self._bytes += entry.size
         heapq.heappush(self._deadlines, (kept.deadline, entry.ident))
         return True
@@ -335,15 +346,18 @@ class MemoryStore:
         del self._entries[entry.ident]
         self._bytes -= entry.size
         process = self._processes[entry.process]
-        process.uses.remove(records.runs(entry.record))
+        process.uses.remove(records.runs(entry.record, entry.runs))
         del process.idents[entry.ident]
         if not process.idents:
             del self._processes[entry.process]
+        index, ident = self._index, entry.ident
         for key in entry.keys:
-            idents = self._index[key]
-            del idents[entry.ident]
-            if not idents:
-                del self._index[key]
+            idents = index.get(key)
+            if idents is not None and ident in idents:
+                if len(idents) == 1:
+                    del index[key]
+                else:
+                    del idents[ident]
         for key in (entry.named, entry.trail.whole):
             self._note(key, AFTER[entry.lease.state])
         self._ended(entry.lease.state)
@@ -363,10 +377,12 @@ def named(tenant_scope: bytes, conversation: str | None) -> bytes:
 
 
 def _entry(kept: Kept) -> _Entry:
+    record, runs = records.placed(kept, step=_STEP)
     return _Entry(
         ident=kept.ident,
         process=intern(kept.process),
-        record=records.encode(kept, step=_STEP),
+        record=record,
+        runs=runs,
         trail=kept.trail,
         conversation=kept.conversation,
         named=named(kept.tenant_scope, kept.conversation),

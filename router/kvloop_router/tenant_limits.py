@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from kvloop_router.api_keys import Caller
 from kvloop_router.errors import RequestError
@@ -24,9 +23,8 @@ class TenantLimits:
         self._refused = refused
         self._running: Counter[bytes] = Counter()
 
-    @contextmanager
-    def admitted(self, caller: Caller) -> Iterator[None]:
-        """Count a request for as long as it runs. Raises RequestError where its tenant has too many."""
+    def begins(self, caller: Caller) -> None:
+        """A request runs, until ``ends``. Raises RequestError where its tenant has too many, who then has no more."""
         own = caller.concurrent_requests
         most = self._most if own is None else own
         if most is not None and self._running[caller.tenant] >= most:
@@ -39,9 +37,9 @@ class TenantLimits:
                 retry_after=_RETRY_AFTER_SECONDS,
             )
         self._running[caller.tenant] += 1
-        try:
-            yield
-        finally:
-            self._running[caller.tenant] -= 1
-            if not self._running[caller.tenant]:
-                del self._running[caller.tenant]
+
+    def ends(self, caller: Caller) -> None:
+        """It does not any more."""
+        self._running[caller.tenant] -= 1
+        if not self._running[caller.tenant]:
+            del self._running[caller.tenant]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from kvloop_connector.settings import Role
-from kvloop_router import legs
+from kvloop_router import legs, token_ids
 from kvloop_router.config import Config
 from kvloop_router.engines import Engines
 from kvloop_router.errors import EngineError, EngineRejected
@@ -31,7 +31,7 @@ class Prompt:
     why_unprovable: why nothing can be proven of it; empty where it can, or where only the rendering is not known yet.
     """
 
-    token_ids: list[int] | None
+    token_ids: Sequence[int] | None
     rendering_known: bool | None
     why_unprovable: str
 
@@ -53,24 +53,24 @@ class Tokenizer:
         if not request.provable:
             return Prompt(None, False, "api")
         body = legs.tokenize(request)
-        token_ids: list[int] | None
+        ids: Sequence[int] | None
         limit: int | None
         if body is None:
             (ids,) = prompts(request.body["prompt"])
-            token_ids, limit = list(ids), self._engines.longest(request.model)
+            limit = self._engines.longest(request.model)
         else:
-            token_ids, limit = await self._ask(body, request.model, headers, report)
-        if token_ids is None:
+            ids, limit = await self._ask(body, request.model, headers, report)
+        if ids is None:
             return Prompt(None, False, "no_token_ids")
-        report.prompt_tokens = len(token_ids)
-        if limit is not None and (fault := too_long(len(token_ids), request.max_tokens, limit)) is not None:
+        report.prompt_tokens = len(ids)
+        if limit is not None and (fault := too_long(report.prompt_tokens, request.max_tokens, limit)) is not None:
             raise fault
         known = True if request.api is Api.COMPLETIONS else self._templates.agrees(legs.shape(request))
-        return Prompt(token_ids, known, "template" if known is False else "")
+        return Prompt(ids, known, "template" if known is False else "")
 
     async def _ask(
         self, body: Mapping[str, Any], model: str, headers: Mapping[str, str], report: TurnReport
-    ) -> tuple[list[int] | None, int | None]:
+    ) -> tuple[Sequence[int] | None, int | None]:
         """The ids and the longest prompt, as some engine says; (None, None) where no engine tells."""
         failed: set[str] = set()
         for _ in range(_ATTEMPTS):
@@ -80,6 +80,8 @@ class Tokenizer:
                     answer = await self._engines.complete(
                         name, "/tokenize", body, leg.headers(headers), seconds=self._config.timeouts.prefill_seconds
                     )
+                if (read := token_ids.told(answer.body)) is not None:
+                    return read
                 told = orjson.loads(answer.body)
                 return list(told["tokens"]), int(told["max_model_len"])
             except EngineRejected as error:

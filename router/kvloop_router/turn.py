@@ -16,7 +16,6 @@ each prefill leg has one decode leg.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -92,6 +91,9 @@ class Turns:
         self._random = random
         self._running: dict[int, Turn] = {}
         self._verified_by_engine = config.kv_transfer.verified_by_engine
+        self._digests_answers = (
+            config.reuse and config.kv_transfer.bidirectional_kv_xfer and not config.kv_transfer.verified_by_engine
+        )
         self._reuse = Reuse(config, store, releases, engines, clock, epoch)
         self._prefill_legs = PrefillLegs(
             engines=engines,
@@ -188,11 +190,11 @@ class Turns:
                 await self._reuse.discard(option)
             elif (path := self._foresee(turn, option, pair)) is not Path.WARM:
                 # Nothing is read: the handle stays where it is, until this turn's own takes its place.
-                return (pair if path is Path.COLD else replace(pair, prefill="")), None, "cheaper"
+                return (pair if path is Path.COLD else pair._replace(prefill="")), None, "cheaper"
             elif (grant := await self._store.take(option.kept.ident)) is not None:
                 turn.report.proven_tokens = option.tokens if option.proven else 0
                 turn.report.retained_tokens = int(option.kept.params["remote_num_tokens"])
-                return pair, replace(option, grant=grant), ""
+                return pair, option._replace(grant=grant), ""
             else:
                 reason = "taken"
         home = found.options[0].kept.process if found.options else None
@@ -312,7 +314,7 @@ class Turns:
             raise EngineUnreachable(name, "no longer there")
         turn.report.decode, turn.report.phase = name, "decode"
         params = prefilled.params if prefilled is not None else None
-        ids, ask = self._sent_ids(turn), not self._verified_by_engine
+        ids, ask = self._sent_ids(turn), self._digests_answers
         body = legs.decode(turn.request, params=params, token_ids=ids, salt=turn.scope.salt, ask_token_ids=ask)
         watch = self._choosing.decode_leg(engine, turn.outlook, turn.report)
         downstream = relay.Begun(downstream, watch.first_token)
@@ -320,7 +322,9 @@ class Turns:
         outcome = "failed"
 
         async def finished(ended: Ended) -> None:
-            await self._background.finish(self._finish(turn, engine, params, ended))
+            finish = self._finish(turn, engine, params, ended)
+            # In this process's memory nothing waits, so that no client that leaves can cut it off.
+            await (self._background.finish(finish) if self._store.shared else finish)
 
         try:
             with turn.report.leg("decode", name) as reported:

@@ -6,13 +6,13 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvloop_router import headers
 from kvloop_router.errors import EngineError, EngineRejected, EngineUnreachable, StreamBroken
 from kvloop_router.gaps import Gaps
+from kvloop_router.logs import Fields
 from kvloop_router.outline import Outline
 from kvloop_router.trace_context import TraceContext
 
@@ -130,22 +130,13 @@ class TurnReport:
         self.ttft_seconds = now - self.began
         self.reasoned = _REASONING.search(data) is not None
 
-    @contextmanager
-    def leg(self, leg: str, engine: str) -> Iterator[LegReport]:
+    def leg(self, leg: str, engine: str) -> _Leg:
         """Record a request to an engine for as long as the context lasts, and how it ended."""
-        started = self.clock()
-        report = LegReport(leg, engine, started - self.began)
+        report = LegReport(leg, engine, self.clock() - self.began)
         if self.trace is not None and self.new_span is not None:
             report.trace = self.trace.child(self.new_span())
         self.legs.append(report)
-        try:
-            yield report
-            report.outcome = "ok"
-        except BaseException as error:
-            report.outcome = _outcome(error)
-            raise
-        finally:
-            report.seconds = self.clock() - started
+        return _Leg(report, self)
 
     def told(self) -> dict[str, Any]:
         """For the log and the admin API: nothing of the prompt, of keys or of other headers than the request id."""
@@ -176,6 +167,24 @@ class TurnReport:
             "legs": [leg.told() for leg in self.legs],
             "trace_id": self.trace.trace_id if self.trace is not None else "",
         }
+
+
+class _Leg:
+    """A request on its way, as a context."""
+
+    __slots__ = ("_report", "_turn")
+
+    def __init__(self, report: LegReport, turn: TurnReport) -> None:
+        self._report = report
+        self._turn = turn
+
+    def __enter__(self) -> LegReport:
+        return self._report
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        report, turn = self._report, self._turn
+        report.outcome = "ok" if error is None else _outcome(error)
+        report.seconds = turn.clock() - turn.began - report.began
 
 
 class Tracing(Protocol):
@@ -229,7 +238,8 @@ class TurnLog:
             self._outline_room += _size(oldest)
         if report.trace is not None and self._tracing is not None:
             self._tracing.end(report)
-        _log.info("turn", extra=report.told())
+        if _log.isEnabledFor(logging.INFO):
+            _log.handle(Fields(_log.name, "turn", self._wall_clock(), report.told()))
 
     def get(self, request_id: str) -> TurnReport | None:
         """The report on a recent turn."""

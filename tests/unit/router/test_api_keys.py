@@ -98,17 +98,20 @@ def test_a_tenant_at_its_limit_is_refused_until_a_request_has_ended() -> None:
     limits = TenantLimits(1, lambda: refused.append(None))
     a, b, free = Caller(b"a"), Caller(b"b"), Caller(b"c", concurrent_requests=2)
 
-    with limits.admitted(a), limits.admitted(b), limits.admitted(free), limits.admitted(free):
-        for over in (a, free):
-            with pytest.raises(RequestError) as error, limits.admitted(over):
-                pass
-            assert (error.value.status, error.value.retry_after) == (429, 1)
-    with limits.admitted(a):
-        pass
+    for runs in (a, b, free, free):
+        limits.begins(runs)
+    for over in (a, free):
+        with pytest.raises(RequestError) as error:
+            limits.begins(over)
+        assert (error.value.status, error.value.retry_after) == (429, 1)
+    assert len(refused) == 2
+
+    limits.ends(a)
+    limits.begins(a)
 
     assert len(refused) == 2
 
 
 def test_none_may_run_where_the_limit_is_none() -> None:
-    with pytest.raises(RequestError), TenantLimits(None, lambda: None).admitted(Caller(b"a", concurrent_requests=0)):
-        pass
+    with pytest.raises(RequestError):
+        TenantLimits(None, lambda: None).begins(Caller(b"a", concurrent_requests=0))

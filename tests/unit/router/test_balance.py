@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 from hypothesis import given, settings, strategies as st
@@ -88,7 +88,7 @@ def test_a_conversation_leaves_an_engine_that_is_overloaded_and_no_further_than_
 def test_an_engine_that_is_full_or_suspect_is_passed_over_while_there_is_another() -> None:
     pool = Pool(["d0", "d1"]).candidates()
     for full in (False, True):
-        every = [replace(engine, full=full, suspect=not full) for engine in pool]
+        every = [engine._replace(full=full, suspect=not full) for engine in pool]
         marked = [other if other.name == "d0" else engine for engine, other in zip(pool, every, strict=True)]
 
         assert {choose_pair(marked, Random(seed), issuer="uid-d0").decode for seed in range(20)} == {"d1"}
@@ -97,7 +97,7 @@ def test_an_engine_that_is_full_or_suspect_is_passed_over_while_there_is_another
 
 def test_a_suspect_engine_is_asked_before_one_that_is_full() -> None:
     prefill, first, second = Pool(["d0", "d1"]).candidates()
-    pool = [prefill, replace(first, suspect=True), replace(second, full=True)]
+    pool = [prefill, first._replace(suspect=True), second._replace(full=True)]
 
     assert {choose_pair(pool, Random(seed)).decode for seed in range(20)} == {"d0"}
 

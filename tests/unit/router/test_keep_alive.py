@@ -39,6 +39,8 @@ class Scripted:
                 self._refused = data
                 return
 
+    over = False
+
     def unread(self) -> bytes:
         return b""
 
@@ -69,8 +71,8 @@ class Recording:
         self.sent += data
         self.commented.set()
 
-    async def end(self) -> None:
-        pass
+    async def end(self, data: bytes = b"") -> None:
+        self.sent += data
 
 
 async def copied(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from kvloop_router import splice
 from kvloop_router.splice import Stripped, UnreadableAnswer, strip
 
 HANDLE = {
@@ -106,6 +107,43 @@ def test_the_first_completion_chunk_has_the_prompt_in_its_choice() -> None:
     assert stripped.data == b'data: {"id":"c","choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n'
     assert stripped.prompt_token_ids == [1, 2]
     assert stripped.token_ids == {0: [3]}
+
+
+_IDS = b",".join(b"%d" % number for number in range(2000))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(b'{"choices":[],"prompt_token_ids":[I]}', id="chat"),
+        pytest.param(b'{"choices":[{"index":0,"text":"a","prompt_token_ids":[I],"token_ids":[3]}]}', id="completion"),
+        pytest.param(b'{"prompt_token_ids":[I],"choices":[]}', id="at the beginning"),
+        pytest.param(b'{"choices":[],"metadata":{"x":1,"prompt_token_ids":[I]}}', id="of something else"),
+        pytest.param(b'{"choices":[{"index":0,"prompt_token_ids":[1]}],"prompt_token_ids":[I]}', id="twice"),
+        pytest.param(b'{"choices":[],"prompt_token_ids":[I],"prompt\\u005ftoken_ids":[1]}', id="under two spellings"),
+        pytest.param(b'{"choices":[],"prompt_token_ids":[I,x]}', id="not ids"),
+        pytest.param(b'{"choices":[{"index":0,"text":",\\"prompt_token_ids\\":[I]"}]}', id="in a text"),
+        pytest.param(b'{"choices":[],"prompt_token_ids":[I],"kv_transfer_params":{"a":"b"}}', id="with a handle"),
+    ],
+)
+@pytest.mark.parametrize("frame", [b"%b", b"data: %b\n\n"])
+def test_many_ids_that_are_not_read_are_cut_out_like_few(
+    text: bytes, frame: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payload = frame % text.replace(b"I", _IDS)
+
+    def outcome() -> tuple[Any, ...] | type[UnreadableAnswer]:
+        try:
+            part = strip(payload, keep_token_ids=False)
+        except UnreadableAnswer as error:
+            return type(error)
+        ids = part.prompt_token_ids
+        return part.data, part.handle, None if ids is None else list(ids), part.token_ids, part.has_content
+
+    quick = outcome()
+    monkeypatch.setattr(splice, "_LONG", 1_000_000)
+
+    assert quick == outcome()
 
 
 def test_a_content_chunk_loses_its_token_ids_only() -> None:
