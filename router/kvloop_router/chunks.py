@@ -74,44 +74,58 @@ class Alike:
 
     def plain(self, data: bytes) -> Plain | None:
         """What `plain` gives."""
-        if self._before and data.startswith(self._before) and (found := self._like_the_one_before(data)) is not None:
+        if self._before and data.startswith(self._before) and (found := self._like_the_one_before(data)):
             return found
         match = _PLAIN.match(data)
-        if match is None or match.end() != len(data):
-            return None if match is None else plain(data, keep_token_ids=self._keep_token_ids)
-        found = Plain(_cut(data, match, keep_token_ids=self._keep_token_ids), _token_ids(match), _has_content(match))
-        self._learn(data, match, found)
-        return found
+        if match is None:
+            return None
+        self._learn(data, match)
+        return plain(data, keep_token_ids=self._keep_token_ids)
 
     def _like_the_one_before(self, data: bytes) -> Plain | None:
-        start = len(self._before)
-        end = data.find(b'"', start)
-        ids_start, ids_end = end + len(self._between), len(data) - len(self._after)
-        if end < 0 or ids_end < ids_start or not data.startswith(self._between, end) or not data.endswith(self._after):
-            return None
-        text, listed = data[start:end], data[ids_start:ids_end]
-        if len(text.translate(None, _NOT_AS_IT_IS)) != len(text):
-            return None
+        before, between, after = self._before, self._between, self._after
+        sent: list[bytes] = []
         token_ids: list[int] = []
-        if listed:
-            if not self._after or listed.translate(None, _LISTED_BYTES):
+        has_content = False
+        at, length = 0, len(data)
+        while at < length:
+            start = at + len(before)
+            end = data.find(b'"', start)
+            text = data[start:end]
+            if (
+                end < 0
+                or not data.startswith(before, at)
+                or not data.startswith(between, end)
+                or len(text.translate(None, _NOT_AS_IT_IS)) != len(text)
+            ):
                 return None
-            try:
-                token_ids = [int(number) for number in listed.split(b",")]
-            except ValueError:
-                return None
-        return Plain(data[:end] + self._sent, token_ids, end > start)
+            sent.append(data[at:end])
+            has_content = has_content or end > start
+            at = end + len(between)
+            if after:
+                ids_end = data.find(after, at)
+                listed = data[at:ids_end]
+                if ids_end < 0 or listed.translate(None, _LISTED_BYTES):
+                    return None
+                try:
+                    token_ids += [int(number) for number in listed.split(b",")] if listed else []
+                except ValueError:
+                    return None
+                at = ids_end + len(after)
+        sent.append(b"")
+        return Plain(self._sent.join(sent), token_ids, has_content)
 
-    def _learn(self, data: bytes, match: re.Match[bytes], found: Plain) -> None:
+    def _learn(self, data: bytes, match: re.Match[bytes]) -> None:
         start, end = match.span(_SAID if match[_SAID] else _TEXT)
         listed, after_listed = match.span(_LISTED)
         if listed < 0:
-            listed = after_listed = len(data)
+            listed = after_listed = match.end()
         elif self._keep_token_ids:
             self._before = b""
             return
-        self._before, self._between, self._after = data[: start + 1], data[end - 1 : listed], data[after_listed:]
-        self._sent = found.data[end - 1 :]
+        self._before, self._between = data[: start + 1], data[end - 1 : listed]
+        self._after = data[after_listed : match.end()]
+        self._sent = _cut(data, match, keep_token_ids=self._keep_token_ids)[end - 1 :]
 
 
 def _has_content(found: re.Match[bytes]) -> bool:

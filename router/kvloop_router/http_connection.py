@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
             return
         response.heard = self._now()
-        if response.between_chunks and (piece := _only_chunk(data)) is not None:
+        if response.between_chunks and (piece := _only_chunks(data)) is not None:
             response.on_body(piece)
         else:
             try:
@@ -332,13 +332,20 @@ class Response:
                 self._connection.transport.resume_reading()
 
 
-def _only_chunk(data: bytes) -> bytes | None:
-    """The content of a chunk, where ``data`` is one chunk and nothing else."""
-    end = data.find(b"\r\n", 0, _LONGEST_SIZE_LINE)
-    if end <= 0 or not data.endswith(b"\r\n"):
-        return None
-    try:
-        size = int(data[:end], 16)
-    except ValueError:
-        return None
-    return data[end + 2 : -2] if size > 0 and size == len(data) - end - 4 else None
+def _only_chunks(data: bytes) -> bytes | None:
+    """The content of chunks, where ``data`` is whole chunks and nothing else."""
+    contents = []
+    start, length = 0, len(data)
+    while start < length:
+        end = data.find(b"\r\n", start, start + _LONGEST_SIZE_LINE)
+        if end <= start:
+            return None
+        try:
+            size = int(data[start:end], 16)
+        except ValueError:
+            return None
+        start = end + size + 4
+        if size <= 0 or data[start - 2 : start] != b"\r\n":
+            return None
+        contents.append(data[end + 2 : start - 2])
+    return contents[0] if len(contents) == 1 else b"".join(contents)
