@@ -48,14 +48,18 @@ demo-vllm: install engine-environment ## The same on real vLLM engines on this m
 
 .PHONY: test
 test: install store-server ## Lint, types, import contracts and every test, on simulated and real engines and on a real Kubernetes
-	@$(MAKE) -j 3 --output-sync=line engine-environment cluster-parts-if-possible checks
-	@$(MAKE) test-engine
+	@$(MAKE) -j 3 --output-sync=line engine-environment cluster-parts-if-possible check-code
+	@$(MAKE) -j 2 --output-sync=line check-processes test-engine
 	@$(MAKE) test-cluster
 
-.PHONY: checks
-checks: install
+.PHONY: check-code
+check-code: install
 	@$(MAKE) lint
 	@$(MAKE) test-fast
+
+# Beside the real engines, which leave a core half idle while they start.
+.PHONY: check-processes
+check-processes: install
 	@$(MAKE) test-charts
 	@$(MAKE) test-integration
 
