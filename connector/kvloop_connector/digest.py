@@ -35,13 +35,18 @@ class DigestKey:
             raise ValueError(f"the digest key has {len(self.secret)} bytes; 16 to 64 are needed")
 
 
-def block_digests(key: DigestKey, token_ids: Sequence[int], block_size: int) -> bytes:
-    """One digest of DIGEST_BYTES for each whole block of ``token_ids``, each chained to the one before it."""
-    previous = blake2b(key.context, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON).digest()
-    packed = array("I", token_ids).tobytes()
+def block_digests(key: DigestKey, token_ids: Sequence[int], block_size: int, *, known: bytes = b"") -> bytes:
+    """One digest of DIGEST_BYTES for each whole block of ``token_ids``, each chained to the one before it.
+
+    known: what this gives for a beginning of ``token_ids``, or for more than them; that is not digested again.
+    """
+    blocks = len(token_ids) // block_size
+    digests = bytearray(known[: blocks * DIGEST_BYTES])
+    seed = blake2b(key.context, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON).digest()
+    previous = bytes(digests[-DIGEST_BYTES:]) or seed
+    packed = array("I", token_ids[len(digests) // DIGEST_BYTES * block_size : blocks * block_size]).tobytes()
     width = block_size * array("I").itemsize
-    digests = bytearray()
-    for start in range(0, len(packed) - width + 1, width):
+    for start in range(0, len(packed), width):
         previous = _chained(key, previous, packed[start : start + width])
         digests += previous
     return bytes(digests)
@@ -81,15 +86,18 @@ class Retained:
     exact: bytes
 
 
-def retain(key: DigestKey, token_ids: Sequence[int], remote_num_tokens: int, block_size: int) -> Retained:
-    """The record of a turn whose prompt and answer were ``token_ids``.
+def retain(
+    key: DigestKey, token_ids: Sequence[int], remote_num_tokens: int, block_size: int, *, known: bytes = b""
+) -> Retained:
+    """The record of a turn whose prompt and answer were ``token_ids``. ``known``: as of `block_digests`.
 
     The last token is left out: its KV is computed only on some schedulers. Tokens past those that exist hold the KV
     of rejected drafts and are never recorded.
     """
     computed = token_ids[: max(0, min(remote_num_tokens, len(token_ids) - 1))]
     exact = exact_digest(key, token_ids[:remote_num_tokens]) if remote_num_tokens <= len(token_ids) else b""
-    return Retained(digests=block_digests(key, computed, block_size), tokens=len(token_ids), exact=exact)
+    digests = block_digests(key, computed, block_size, known=known)
+    return Retained(digests=digests, tokens=len(token_ids), exact=exact)
 
 
 def reusable_tokens(

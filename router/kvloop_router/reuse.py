@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvloop_connector.digest import DigestKey, Retained, block_digests, retain, reusable_tokens
+from kvloop_connector.digest import Retained, retain, reusable_tokens
 from kvloop_connector.errors import InvalidHandle
 from kvloop_connector.handle import RETAIN_PARAMS, KVHandle
 from kvloop_router import history, leases, legs, ranks
@@ -17,6 +17,7 @@ from kvloop_router.engine import Engine
 from kvloop_router.engines import Engines
 from kvloop_router.kept import Absence, Found, HandleStore, Kept, Match, Query, Why, packed, same_name
 from kvloop_router.leases import Pace
+from kvloop_router.proof import Proof
 from kvloop_router.relay import Ended
 from kvloop_router.release import Releases
 from kvloop_router.request import Request
@@ -63,28 +64,6 @@ class Options(NamedTuple):
     equal: int = 0
 
 
-class _Proof:
-    """A new prompt, digested once for all handles that it is compared with."""
-
-    def __init__(self, scope: Scope, token_ids: Sequence[int]) -> None:
-        self.token_ids = token_ids
-        self._scope = scope
-        self._digests: dict[tuple[str, int], bytes] = {}
-
-    def key(self, kept: Kept) -> DigestKey:
-        """The key that its digests are made with."""
-        return self._scope.token_key(kept.kv_revision)
-
-    def digests(self, kept: Kept) -> bytes | None:
-        """The prompt's digests, to be compared with its; None where it is used whole or not at all."""
-        if len(kept.blocks) != 1:
-            return None
-        how = kept.kv_revision, kept.block_size
-        if how not in self._digests:
-            self._digests[how] = block_digests(self.key(kept), self.token_ids, kept.block_size)
-        return self._digests[how]
-
-
 class Reuse:
     """The store, the proof, and the release of what is not used."""
 
@@ -107,17 +86,17 @@ class Reuse:
         margin = config.kv_transfer.decoder_kv_blocks_ttl_seconds - config.handle_ttl_seconds
         self._longest = max(config.handle_ttl_seconds, config.kv_transfer.longest_lease_seconds - margin)
 
-    async def find(self, query: Query, scope: Scope, token_ids: Sequence[int] | None, why_unprovable: str) -> Options:
+    async def find(self, query: Query, proof: Proof | None, why_unprovable: str) -> Options:
         """The handles that this turn may use. What its conversation can have no use for any more is released; one that
         only has its id may be another thread's.
 
-        token_ids: of the new prompt; None: nothing can be proven, for the reason given, or without one because the
+        proof: of the new prompt; None: nothing can be proven, for the reason given, or without one because the
         engines' rendering of such a request is not known yet.
         """
         found = await self._store.find(query)
         if self._config.kv_transfer.verified_by_engine and self._config.reuse:
             return _unproven(found, query)
-        if token_ids is None or not self._config.reuse:
+        if proof is None or not self._config.reuse:
             if not self._config.reuse:
                 await self._give_up(match for match in found.matches if match.certain)
                 return Options((), "off")
@@ -126,7 +105,6 @@ class Reuse:
             return Options((), why_unprovable or ("template" if found.matches else found.absence))
         if not found.matches:
             return Options((), found.absence)
-        proof = _Proof(scope, token_ids)
         proven = [Option(match.kept, self._proven(match.kept, proof)) for match in found.matches]
         threshold = max(1, self._config.kv_transfer.kv_recompute_threshold)
         usable = [option for option in proven if option.tokens >= threshold and _worth_it(option, query)]
@@ -143,17 +121,15 @@ class Reuse:
         query: Query,
         scope: Scope,
         decode: Engine,
-        token_ids: Sequence[int] | None,
+        proof: Proof | None,
         ended: Ended,
         pace: Pace,
     ) -> str:
         """Keep the handle that a turn left, or release it where nothing can be proven of it.
 
-        token_ids: of the prompt; None where the router did not choose them. Gives why nothing was kept, or "".
+        proof: of the prompt; None where the router did not choose its ids. Gives why nothing was kept, or "".
         """
-        reason = self._unusable(decode, ended) or await self._keep(
-            request, query, scope, decode, token_ids, ended, pace
-        )
+        reason = self._unusable(decode, ended) or await self._keep(request, query, scope, decode, proof, ended, pace)
         if reason:
             await self._store.note_absent(
                 query, Absence.BELOW_THRESHOLD if reason == "below_threshold" else Absence.NO_HANDLE
@@ -195,14 +171,14 @@ class Reuse:
         if option is not None and await self._store.withdraw(option.kept.ident):
             self._releases.add(option.kept, Why.SUPERSEDED)
 
-    def _proven(self, kept: Kept, proof: _Proof) -> int:
+    def _proven(self, kept: Kept, proof: Proof) -> int:
         groups = kept.group_sizes
         if len(groups) > 1 and not self._config.engine.multi_group_reuse:
             return 0
         return reusable_tokens(
             kept.retained,
             proof.token_ids,
-            key=proof.key(kept),
+            key=proof.key(kept.kv_revision),
             block_size=kept.block_size,
             remote_num_tokens=int(kept.params["remote_num_tokens"]),
             blocks_per_group=groups,
@@ -227,7 +203,7 @@ class Reuse:
         query: Query,
         scope: Scope,
         decode: Engine,
-        token_ids: Sequence[int] | None,
+        proof: Proof | None,
         ended: Ended,
         pace: Pace,
     ) -> str:
@@ -237,11 +213,11 @@ class Reuse:
             return "malformed"
         since = self._clock() - ended.held_up
         deadline = since + self._config.handle_ttl_seconds
-        prompt = token_ids if token_ids is not None else ended.prompt_token_ids
+        prompt = proof.token_ids if proof is not None else ended.prompt_token_ids
         await self._notice_restart(decode, handle)
         reason = self._not_worth_keeping(decode, scope, handle) or self._unprovable(request, decode, handle, prompt)
         if not reason:
-            retained = self._retained(scope, decode, handle, prompt, ended)
+            retained = self._retained(proof or Proof(scope, prompt or ()), decode, handle, ended)
             params, blocks = packed(handle)
             kept = Kept(
                 tenant_scope=scope.ident,
@@ -320,14 +296,18 @@ class Reuse:
             return "kv_groups"
         return ""
 
-    def _retained(
-        self, scope: Scope, decode: Engine, handle: KVHandle, prompt: Sequence[int] | None, ended: Ended
-    ) -> Retained:
+    def _retained(self, prompt: Proof, decode: Engine, handle: KVHandle, ended: Ended) -> Retained:
         """What is to be proven of it later."""
-        if self._config.kv_transfer.verified_by_engine or prompt is None or decode.block_size is None:
+        if self._config.kv_transfer.verified_by_engine or decode.block_size is None:
             return Retained(digests=b"", tokens=0, exact=b"")
-        key = scope.token_key(decode.spec.kv_revision)
-        return retain(key, [*prompt, *ended.token_ids], handle.num_tokens, decode.block_size)
+        revision = decode.spec.kv_revision
+        return retain(
+            prompt.key(revision),
+            [*prompt.token_ids, *ended.token_ids],
+            handle.num_tokens,
+            decode.block_size,
+            known=prompt.known(revision, decode.block_size),
+        )
 
 
 def report_reuse(report: TurnReport, option: Option, params: Mapping[str, Any] | None) -> str:

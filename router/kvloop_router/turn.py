@@ -129,7 +129,7 @@ class Turns:
             if request.plain:
                 return await self._play_plain(turn, downstream)
             why_unprovable = await self._tokenize(turn)
-            found = await self._reuse.find(query, scope, turn.token_ids, why_unprovable)
+            found = await self._reuse.find(query, turn.proof, why_unprovable)
             report.proven_tokens = found.equal
             return await self._play_legs(turn, found, downstream)
         finally:
@@ -362,9 +362,7 @@ class Turns:
         if params is None:
             reason = "api" if turn.request.plain else turn.report.no_prefill
         else:
-            reason = await self._reuse.keep(
-                turn.request, turn.query, turn.scope, engine, turn.token_ids, ended, turn.pace
-            )
+            reason = await self._reuse.keep(turn.request, turn.query, turn.scope, engine, turn.proof, ended, turn.pace)
             if turn.ended and turn.query.conversation is not None:
                 await self._reuse.end(turn.scope, turn.query.conversation)
         if reason == "none_returned":

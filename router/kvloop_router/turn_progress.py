@@ -9,6 +9,7 @@ from kvloop_router.choosing import Outlook
 from kvloop_router.engine import Needs
 from kvloop_router.kept import Query
 from kvloop_router.leases import UNKNOWN, Pace
+from kvloop_router.proof import Proof
 from kvloop_router.request import Request
 from kvloop_router.scope import Scope
 from kvloop_router.turn_log import TurnReport
@@ -41,3 +42,13 @@ class Turn:
     home: str = ""
     outlook: Outlook | None = None
     ended: bool = False
+    _proof: Proof | None = None
+
+    @property
+    def proof(self) -> Proof | None:
+        """What handles are compared with, once the token ids are known."""
+        if self.token_ids is None:
+            return None
+        if self._proof is None or self._proof.token_ids is not self.token_ids:
+            self._proof = Proof(self.scope, self.token_ids)
+        return self._proof

@@ -45,6 +45,16 @@ def test_only_whole_blocks_have_a_digest(tokens: list[int], block_size: int) -> 
     assert len(block_digests(KEY, tokens, block_size)) == len(tokens) // block_size * DIGEST_BYTES
 
 
+@given(tokens=histories, size=block_sizes, known=st.integers(0, 12))
+def test_what_is_known_of_a_beginning_is_not_needed_again(tokens: list[int], size: int, known: int) -> None:
+    of_a_beginning = block_digests(KEY, tokens[: known * size], size)
+    longer = block_digests(KEY, [*tokens, 1, 2, 3, 4], size)
+
+    assert block_digests(KEY, tokens, size, known=of_a_beginning) == block_digests(KEY, tokens, size)
+    assert block_digests(KEY, tokens, size, known=longer) == block_digests(KEY, tokens, size)
+    assert retain(KEY, tokens, known, size, known=longer) == retain(KEY, tokens, known, size)
+
+
 def test_a_block_is_bound_to_all_before_it() -> None:
     assert common_blocks(block_digests(KEY, [1, 9], 1), block_digests(KEY, [2, 9], 1)) == 0
     assert block_digests(KEY, [1, 9], 1)[DIGEST_BYTES:] != block_digests(KEY, [2, 9], 1)[DIGEST_BYTES:]
