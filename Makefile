@@ -49,7 +49,7 @@ demo-vllm: install engine-environment ## The same on real vLLM engines on this m
 .PHONY: test
 test: install store-server ## Lint, types, import contracts and every test, on simulated and real engines and on a real Kubernetes
 	@$(MAKE) -j 3 --output-sync=line engine-environment cluster-parts-if-possible check-code
-	@$(MAKE) -j 2 --output-sync=line check-processes test-engine
+	@$(MAKE) -j 2 check-processes test-engine
 	@$(MAKE) test-cluster
 
 .PHONY: check-code
