@@ -95,12 +95,20 @@ def changes(before: Outline, new: Outline, tokens: Tokens, *, reasoned: bool | N
     if not before.packed or not new.packed:
         found += _of_prompt(before, new)
         return found
-    old, now, equal = before.messages, new.messages, equal_messages(before, new)
+    old, now = before.messages, new.messages
+    # With another setting the trails have nothing in common.
+    equal = equal_messages(before, new) if not found else _leading(old, now)
     if equal < len(old):
         found.append(_in_history(old, now, equal))
     elif not found:
         found += _after_history(old, now, tokens, reasoned)
     return found
+
+
+def _leading(old: Sequence[Message], new: Sequence[Message]) -> int:
+    return next(
+        (at for at, (was, now) in enumerate(zip(old, new, strict=False)) if was != now), min(len(old), len(new))
+    )
 
 
 def _of_prompt(before: Outline, new: Outline) -> list[Change]:

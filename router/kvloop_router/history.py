@@ -24,6 +24,8 @@ PROMPT_CHARACTERS = 256
 PROMPT_TOKEN_IDS = 64
 """A completion's prompt has no messages; it is cut into pieces of this size."""
 
+_SETTING_FIELDS = ("tools", "documents", "chat_template")
+
 GAIN = 2
 """How many times as much as its own conversation loses by it a handle has to give another one."""
 
@@ -65,7 +67,7 @@ def trail(key: DigestKey, request: Request) -> Trail:
     if request.api is Api.CHAT:
         messages = request.body["messages"]
         return Trail(
-            digests=_chain(key, [_canonical(message) for message in messages]),
+            digests=_chain(key, [_canonical(message) for message in messages], _setting(request.body)),
             shared=_introduction(messages),
             answered=any(message["role"] == "assistant" for message in messages),
         )
@@ -154,8 +156,17 @@ def _pieces(prompt: Any) -> list[bytes]:
     return [orjson.dumps(only[start : start + size]) for start in range(0, len(only) - size + 1, size)]
 
 
-def _chain(key: DigestKey, parts: Sequence[bytes]) -> bytes:
+def _setting(body: Mapping[str, Any]) -> bytes:
+    """What templates write in front of the messages. With other tools the same messages are another history: a request
+    beside a conversation, such as one for its title, takes nothing from it."""
+    given = {name: body[name] for name in _SETTING_FIELDS if body.get(name)}
+    return orjson.dumps(given, option=orjson.OPT_SORT_KEYS) if given else b""
+
+
+def _chain(key: DigestKey, parts: Sequence[bytes], setting: bytes = b"") -> bytes:
     previous = blake2b(key.context, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON).digest()
+    if setting:
+        previous = blake2b(previous + setting, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON).digest()
     digests = bytearray()
     for part in parts:
         previous = blake2b(previous + part, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON).digest()

@@ -46,6 +46,22 @@ def test_trails_share_as_many_digests_as_histories_share_messages(
     assert common_messages(chat(*left), chat(*right)) == equal
 
 
+@pytest.mark.parametrize("setting", ["tools", "documents", "chat_template"])
+def test_the_same_messages_in_another_setting_take_nothing_from_a_conversation(setting: str) -> None:
+    def told(**fields: Any) -> Trail:
+        body = {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}], **fields}
+        return trail(KEY, Request(Api.CHAT, body, "tiny", None, False))
+
+    recorded = told(**{setting: ["a"]})
+
+    assert common_messages(recorded, told(**{setting: ["a"]})) == 2
+    for other in (told(), told(**{setting: ["b"]})):
+        assert common_messages(recorded, other) == 0
+        assert kin(recorded, other) is Kinship.NONE
+        assert not outgrown(recorded, other, named=None)
+        assert not outgrown(recorded, other, named=True)
+
+
 def test_a_history_that_grew_is_the_same_conversation() -> None:
     recorded = chat(SYSTEM, ("user", "one"))
 
