@@ -107,6 +107,8 @@ class Client:
         transport = self._request.transport
         if transport is None or transport.is_closing() or transport.get_write_buffer_size() > _UNSENT_BYTES:
             return False
+        if not data or self.status in _BODILESS:
+            return True
         self._report.gaps.note(self._clock())
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         return True

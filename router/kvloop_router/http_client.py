@@ -163,9 +163,13 @@ class _Pool:
 
     def kept(self) -> Connection | None:
         """One that can be used: the last that was given back, so that the others may end."""
+        before = asyncio.get_running_loop().time() - self._keep_seconds
         while self._idle:
             connection = self._idle.pop()
-            if not connection.transport.is_closing():
+            if connection.idle_since <= before:
+                # A busy loop sweeps late; the engine may have ended it.
+                connection.cut()
+            elif not connection.transport.is_closing():
                 return connection
         return None
 

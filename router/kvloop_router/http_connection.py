@@ -16,6 +16,7 @@ import httptools
 _BUFFERED_BYTES = 262_144
 """So much of an answer waits for its reader before no more is read from the engine."""
 _LONGEST_SIZE_LINE = 10
+_HEXADECIMAL = b"0123456789abcdefABCDEF"
 _HEAD, _PIECE, _END = range(3)
 """What of an answer somebody waits for."""
 
@@ -91,7 +92,7 @@ class Connection(asyncio.Protocol):
         else:
             try:
                 self.parser.feed_data(data)
-            except httptools.HttpParserError as error:
+            except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
                 response.fail(AnswerBroken(type(error).__name__))
                 self.transport.abort()
                 return
@@ -340,10 +341,10 @@ def _only_chunks(data: bytes) -> bytes | None:
         end = data.find(b"\r\n", start, start + _LONGEST_SIZE_LINE)
         if end <= start:
             return None
-        try:
-            size = int(data[start:end], 16)
-        except ValueError:
+        if (written := data[start:end]).translate(None, _HEXADECIMAL):
+            # Python reads more as a number than HTTP does.
             return None
+        size = int(written, 16)
         start = end + size + 4
         if size <= 0 or data[start - 2 : start] != b"\r\n":
             return None

@@ -14,6 +14,7 @@ from kvloop_router.worker_api import Parent
 
 _HOLD_OFF_SECONDS = 5.0
 _ABLE_SECONDS = 0.02
+_MOST_COUNTING = 4
 
 
 async def listen(
@@ -47,9 +48,10 @@ async def _runner(stack: AsyncExitStack, app: web.Application) -> web.AppRunner:
 
 async def parent(stack: AsyncExitStack, socket: str) -> Parent:
     """The process that answers for all workers, at this path."""
-    client = SocketClient(socket)
-    stack.push_async_callback(client.close)
-    return Parent(client)
+    clients = SocketClient(socket), SocketClient(socket, most=_MOST_COUNTING)
+    for client in clients:
+        stack.push_async_callback(client.close)
+    return Parent(*clients)
 
 
 async def once(able: Callable[[], bool]) -> None:

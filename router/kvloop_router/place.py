@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -17,7 +17,7 @@ class Place:
 
     number: from 0 on. socket: where it answers its parent, a path. pod_socket: where the parent answers for all.
     holds_off: whether others serve already, so that it takes connections only once it can play their turns.
-    plays, heard: see Exchange.
+    plays, heard: see Exchange. token: that of the admin API, which its parent asks with: the file may have changed.
     """
 
     number: int
@@ -26,6 +26,7 @@ class Place:
     holds_off: bool
     plays: bool
     heard: Findings
+    token: str = field(repr=False)
 
 
 def encode(config: Config, place: Place) -> bytes:
@@ -37,6 +38,7 @@ def encode(config: Config, place: Place) -> bytes:
         "holdsOff": place.holds_off,
         "plays": place.plays,
         "heard": place.heard.told(),
+        "token": place.token,
         "config": config.model_dump(mode="json", by_alias=True),
     }
     return orjson.dumps(told) + b"\n"
@@ -52,5 +54,6 @@ def decode(line: bytes) -> tuple[Config, Place]:
         holds_off=told["holdsOff"],
         plays=told["plays"],
         heard=Findings.heard(told["heard"]),
+        token=told["token"],
     )
     return Config.model_validate_json(orjson.dumps(told["config"])), place

@@ -105,7 +105,7 @@ async def serving(
     place: among the workers of a router; None: this process is the whole router.
     """
     secret = read_digest_key(Path(config.digest_key_file))
-    token = read_token(Path(config.admin.token_file))
+    token = read_token(Path(config.admin.token_file)) if place is None else place.token
     random = random or Random()  # noqa: S311  it spreads load
     metrics, pairs, background = Metrics(), Pairs(), Background()
     reloading = Reloading(lambda name, outcome: metrics.reloads.labels(name, outcome).inc())

@@ -26,10 +26,10 @@ class Told:
 class SocketClient:
     """Asks the process that listens at the path ``socket``. ``token``: of the admin API; empty: none is needed."""
 
-    def __init__(self, socket: str, token: str = "") -> None:
+    def __init__(self, socket: str, token: str = "", *, most: int = 100) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(path=socket),
+            connector=aiohttp.UnixConnector(path=socket, limit=most),
             headers=headers,
         )
 

@@ -146,7 +146,14 @@ class Workers:
         failures = 0
         while worker is not None or not self._stopping.is_set():
             began = loop.time()
-            worker = worker or await self._start(number)
+            try:
+                worker = worker or await self._start(number)
+            except OSError as error:
+                # No process or no memory is left for it: the others go on.
+                _log.error("a worker cannot be started", extra={"worker": number, "error": str(error)})
+                await self._rest(wait_before(failures))
+                failures += 1
+                continue
             if worker.serves or await self._comes_to_serve(worker):
                 await worker.process.wait()
             status = await self._end(worker)
@@ -158,9 +165,13 @@ class Workers:
             failures += 1
             self.restarts += 1
             _log.error("a worker ended", extra={"worker": number, "status": status, "again_in_seconds": wait})
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._stopping.wait()
+            await self._rest(wait)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait, but not past ``stop``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     async def _start(self, number: int) -> Worker:
         ident = next(self._idents)
@@ -171,6 +182,7 @@ class Workers:
             holds_off=bool(self.serving),
             plays=not self.serving,
             heard=self._findings(),
+            token=self._token,
         )
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "kvloop_router", "--worker", "--log-level", self._log_level),
@@ -188,10 +200,13 @@ class Workers:
     async def _comes_to_serve(self, worker: Worker) -> bool:
         """Wait until it serves; whether it ever does."""
         assert worker.process.stdout is not None  # noqa: S101  it is a pipe
-        try:
+        said: bytes | None = None
+        with suppress(TimeoutError):
             async with asyncio.timeout(_START_SECONDS):
-                worker.serves = await worker.process.stdout.readline() == SERVES
-        except TimeoutError:
+                said = await worker.process.stdout.readline()
+        worker.serves = said == SERVES
+        if not worker.serves and said != b"":
+            # One that says nothing more has ended, with a status that tells why.
             _log.error("a worker does not come to serve", extra={"worker": worker.number})
             with suppress(ProcessLookupError):
                 worker.process.kill()

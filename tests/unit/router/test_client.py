@@ -179,3 +179,17 @@ async def test_nothing_is_sent_at_once_to_a_client_that_left() -> None:
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert await left is False
         writer.close()
+
+
+async def test_an_answer_without_a_body_has_none_whatever_comes() -> None:
+    async def play(client: Client, request: web.Request) -> None:
+        await client.start(204, "text/plain")
+        await client.write(b"a")
+        assert client.write_now(b"b")
+        await client.end(b"c")
+
+    found = await answered(play, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+
+    assert found.startswith(b"HTTP/1.1 204 ")
+    assert found.endswith(b"\r\n\r\n")
+    assert found.count(b"\r\n\r\n") == 1

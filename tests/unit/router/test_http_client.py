@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -57,12 +58,13 @@ async def serving(
     *answers: Sequence[bytes | float | None],
     tls: ssl.SSLContext | None = None,
     trust: Callable[[], Trust] | None = None,
+    keep_seconds: float = 60,
 ) -> AsyncIterator[tuple[Server, Client]]:
     server = Server(*answers)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
     scheme = "https" if tls is not None else "http"
     server.url = scheme + "://{}:{}".format(*listening.sockets[0].getsockname())
-    client = Client(keep_seconds=60, trust=trust)
+    client = Client(keep_seconds=keep_seconds, trust=trust)
     try:
         yield server, client
     finally:
@@ -89,6 +91,28 @@ async def test_a_connection_is_used_again_after_an_answer_that_was_read() -> Non
         assert server.connections == 1
         assert server.requests[0].startswith(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1:")
         assert server.requests[0].endswith(b"X-A: b\r\nContent-Length: 2\r\n\r\n{}")
+
+
+async def test_a_connection_is_not_used_past_its_time_by_a_loop_that_was_too_busy_to_end_it() -> None:
+    async with serving([WHOLE], [WHOLE], keep_seconds=0.05) as (server, client):
+        assert await whole(server, client) == b"ok"
+        time.sleep(0.1)  # noqa: ASYNC251  it is this that the loop is busy with
+        assert await whole(server, client) == b"ok"
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("size", [b"+3", b" 3", b"0x3", b"0_3", b"3 3"])
+async def test_a_size_that_only_python_reads_as_one_breaks_the_answer(size: bytes) -> None:
+    async with serving([CHUNKED, b"3\r\nabc\r\n", size + b"\r\nabc\r\n", b"0\r\n\r\n"]) as (server, client):
+        with pytest.raises(AnswerBroken):
+            await whole(server, client)
+
+
+async def test_an_answer_that_changes_the_protocol_is_broken() -> None:
+    switching = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    async with serving([switching]) as (server, client):
+        with pytest.raises(AnswerBroken):
+            await whole(server, client)
 
 
 async def test_a_connection_is_not_used_again_where_the_answer_was_not_read_or_says_so() -> None:

@@ -7,6 +7,7 @@ import errno
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -33,7 +34,9 @@ def test_workers_without_a_server_for_their_handles_are_refused() -> None:
 
 def test_a_worker_is_told_what_the_file_says() -> None:
     config = parse(yaml.safe_dump(SHARED), {})
-    own = Place(number=3, socket="/run/3", pod_socket="/run/pod", holds_off=True, plays=False, heard=told(VERIFIED))
+    own = Place(
+        number=3, socket="/run/3", pod_socket="/run/pod", holds_off=True, plays=False, heard=told(VERIFIED), token="s"
+    )
 
     assert place.decode(place.encode(config, own)) == (config, own)
 
@@ -76,17 +79,47 @@ def test_the_port_is_held_for_those_who_are_let_in_and_for_nobody_else() -> None
             socket.create_connection(("127.0.0.1", port))
 
 
-async def test_one_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
-    group = Workers(
+def of(directory: Path) -> Workers:
+    return Workers(
         parsed(SHARED),
         token="token",
         log_level="info",
-        directory=tmp_path,
+        directory=directory,
         pod_socket="",
         findings=Findings,
         ended=lambda ident: None,
     )
+
+
+@pytest.mark.parametrize("says", ["serves", "something else"])
+async def test_one_that_cannot_be_started_is_tried_again_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    """The first serves, as a stand-in for it says; the machine has no process for the second, at first. One that says
+    something else is killed, and no other is waited for."""
+    begin = asyncio.create_subprocess_exec
+    refused: list[int] = []
+    group = of(tmp_path)
+
+    async def started(*command: str, **pipes: Any) -> asyncio.subprocess.Process:
+        if group.serving and len(refused) < 3:
+            refused.append(1)
+            raise BlockingIOError(errno.EAGAIN, "no process is left")
+        if refused:
+            group.stop()
+        script = f"import sys; sys.stdin.readline(); print({says!r}, flush=True); sys.stdin.read()"
+        return await begin(sys.executable, "-c", script, **pipes)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+    async with asyncio.timeout(30):
+        status = await group.run(asyncio.Event())
+
+    assert (status, len(refused)) == ((0, 3) if says == "serves" else (1, 0))
+
+
+async def test_one_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
+    group = of(tmp_path)
     worker = Worker(0, 0, process, SocketClient(str(tmp_path / "socket")))
     group.heard(worker)
     group.silent(worker)
