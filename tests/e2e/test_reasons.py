@@ -66,7 +66,12 @@ def _specs(image: str) -> dict[str, dict[str, Any]]:
         # What one role alone gets is not part of the KV revision: only the canary finds out that they differ.
         "unmatched": {"router__canary__enabled": False, "prefill__args": ["--sim-version=0.32.0"]},
         "pairs": {"decode__replicas": 2, "decode__args": _AILING},
-        "corrupt": {"engine__args": ["--sim-time-scale=0"], "decode__args": _CORRUPT},
+        # Where computing takes no time, a busy machine may find it faster than pulling.
+        "corrupt": {
+            "engine__args": ["--sim-time-scale=0"],
+            "decode__args": _CORRUPT,
+            "router__pathChoice__mode": "Warm",
+        },
         "living": {"rollout__maxSurge": 1},
     }
     return {name: _changed(spec(image), **change) for name, change in changes.items()}
