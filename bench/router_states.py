@@ -52,7 +52,7 @@ def main() -> int:
         "cores": os.cpu_count(),
         "seed": given.seed,
         "turns": sum(told["turns"] for told in kinds.values()),
-        "wrong": 0,
+        "wrong": sum(told["faults"] for told in kinds.values()),
         "reused_share_of_oracle": round(share, 4),
         "kinds": kinds,
         "turns_until_defect_is_found": defects,
@@ -71,6 +71,7 @@ def _played(name: str, turns: int, seed: int) -> dict[str, Any]:
     explore(KINDS[name], tally, turns=turns, seed=seed)
     sums = {each.name: getattr(tally, each.name) for each in fields(tally) if each.name not in ("templates", "faults")}
     told = {key: _told(value) if isinstance(value, Counter) else value for key, value in sums.items()}
+    told["faults"] = len(tally.faults)
     return {**told, "share": round(tally.share, 4), "cpu_seconds": round(time.process_time() - began, 1)}
 
 

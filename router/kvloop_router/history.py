@@ -63,7 +63,7 @@ class Trail:
 
 
 def trail(key: DigestKey, request: Request) -> Trail:
-    """The trail of a request's history, keyed and bound to the key's context."""
+    """The trail of a request's history, keyed and bound to the key's context and to the request's setting."""
     if request.api is Api.CHAT:
         messages = request.body["messages"]
         return Trail(

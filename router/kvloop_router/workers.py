@@ -1,8 +1,8 @@
 """The processes of a router with several workers: started, watched, started anew, told to end.
 
 All of them listen on the same port, and the system spreads connections over those that do (``SO_REUSEPORT``, by a hash
-of the addresses): evenly, in bursts too, where of processes that share one socket whoever wakes first takes most. One
-that dies takes its connections with it and gets no new ones. The parent holds the port, without listening.
+of the addresses, socket(7)), so that a burst does not go to whoever wakes first. One that dies takes its connections
+with it and gets no new ones. The parent holds the port, without listening.
 """
 
 from __future__ import annotations
