@@ -14,8 +14,9 @@ from random import Random
 from typing import Any
 
 from kvloop_connector.lifecycle import Effect, Event, Lease, State, transition
-from kvloop_sim import generation, tokenizer, transfer
+from kvloop_sim import computing, generation, tokenizer, transfer
 from kvloop_sim.blocks import BlockNames, BlockPool, OutOfBlocks
+from kvloop_sim.computing import blocks_of
 from kvloop_sim.records import (
     Admission,
     Counters,
@@ -250,13 +251,13 @@ class Engine:
             external = transfer.external_tokens(
                 request.params, prompt_tokens=request.prompt_tokens, local_tokens=local, settings=connector
             )
-        needed = _ceil(len(tokens), size) - len(hits)
+        needed = blocks_of(len(tokens), size) - len(hits)
         if needed > pool.free - sum(pool.is_free(block) for block in hits):
             return None
         plan = transfer.on_allocated(request.params, external, connector) if connector and first else request.plan
         read: tuple[int, ...] = ()
         if plan.start is Start.READ and plan.location and first:
-            read = tuple(transfer.trim(plan.location.block_ids, _ceil(local + external, size) - len(hits)))
+            read = tuple(transfer.trim(plan.location.block_ids, blocks_of(local + external, size) - len(hits)))
         pool.share(hits)
         request.blocks = hits + pool.take(needed)
         request.plan, request.transferred = plan, True
@@ -293,14 +294,14 @@ class Engine:
     def _compute(self, request: EngineRequest) -> bool:
         """Compute the KV of all tokens but the one to be sampled; False where the request was preempted."""
         size, pool, tokens = self.settings.block_size, self.pool, request.tokens
-        missing = _ceil(len(tokens), size) - len(request.blocks)
+        missing = blocks_of(len(tokens), size) - len(request.blocks)
         if missing > 0:
             try:
                 request.blocks += pool.take(missing)
             except OutOfBlocks:
                 self._preempt(request)
                 return False
-        self._write(request, tokens)
+        computing.write(pool, request, size)
         self._publish(request)
         return True
 
@@ -308,24 +309,6 @@ class Engine:
         most = self.settings.logprob_noise
         errors = [self._random.uniform(-most, most) for _ in range(generation.LIKELY)]
         return tuple(generation.likely_tokens(attention, token, errors))
-
-    def _write(self, request: EngineRequest, tokens: Sequence[int]) -> None:
-        size, pool = self.settings.block_size, self.pool
-        start = request.computed
-        if request.attended > start:
-            request.attention, request.attended = 0, 0
-        for index in range(request.attended // size, _ceil(start, size)):
-            values = pool.read(request.blocks[index])[: min(size, start - index * size)]
-            skip = max(0, request.attended - index * size)
-            request.attention = generation.attend(request.attention, values[skip:])
-        previous = request.seed if start == 0 else pool.read(request.blocks[(start - 1) // size])[(start - 1) % size]
-        fresh: list[int] = []
-        for position in range(start, len(tokens)):
-            previous = generation.kv_value(previous, tokens[position])
-            pool.write(request.blocks[position // size], position % size, previous)
-            fresh.append(previous)
-        request.attention = generation.attend(request.attention, fresh)
-        request.computed = request.attended = len(tokens)
 
     def _publish(self, request: EngineRequest) -> None:
         if not self.settings.prefix_caching:
@@ -354,9 +337,9 @@ class Engine:
             self._end(request, reason)
             return None
         if reason == "stop" and self.settings.overshoot:
-            self._overshoot(request)
+            computing.overshoot(self.pool, request, self.settings.block_size, self.settings.overshoot)
         tokens = request.computed
-        kept = _ceil(tokens, self.settings.block_size)
+        kept = blocks_of(tokens, self.settings.block_size)
         self.pool.release(request.blocks[kept:])
         deadline = now + retention.seconds
         record = Retained(
@@ -379,22 +362,6 @@ class Engine:
             cached_tokens=request.local_tokens + request.external_tokens,
         )
 
-    def _overshoot(self, request: EngineRequest) -> None:
-        """Claim more tokens than exist: the first is the last token's own, the others those of rejected drafts."""
-        size, pool = self.settings.block_size, self.pool
-        total = request.computed + self.settings.overshoot
-        missing = _ceil(total, size) - len(request.blocks)
-        if missing > pool.free:
-            return
-        request.blocks += pool.take(max(0, missing))
-        last = request.computed - 1
-        previous = pool.read(request.blocks[last // size])[last % size]
-        for position in range(request.computed, total):
-            draft = request.tokens[-1] if position == request.computed else tokenizer.END_OF_TEXT
-            previous = generation.kv_value(previous, draft)
-            pool.write(request.blocks[position // size], position % size, previous)
-        request.computed = total
-
     def _end(self, request: EngineRequest, reason: str) -> None:
         self.pool.release(request.blocks)
         request.blocks = []
@@ -416,7 +383,3 @@ class Engine:
         if self.settings.connector is None:
             raise EngineFatal("no KV connector is configured")
         return self.settings.connector
-
-
-def _ceil(tokens: int, size: int) -> int:
-    return -(-tokens // size)
