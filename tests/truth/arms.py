@@ -14,7 +14,8 @@ import aiohttp
 
 from kvloop_connector.settings import Connector
 from tests.harness.engines import Engine, Engines
-from tests.integration.router_process import RouterUnderTest, routing, until
+from tests.integration.router_process import TOKEN, RouterUnderTest, routing, until
+from tests.integration.worker_processes import eventually
 from tests.truth import legs
 from tests.truth.stage import Stage
 from tests.truth.turns import Ask
@@ -26,13 +27,15 @@ ROUTER_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Got:
-    """An answer that came through a router, as `Answered` and the oracle want to know it."""
+    """An answer that came through a router, as `Answered` and the oracle want to know it. reused, had: tokens; see
+    `Answered`."""
 
     status: int
     text: str
     path: str = ""
     reason: str = ""
     reused: int = 0
+    had: int = 0
     prefill: str = ""
     decode: str = ""
 
@@ -89,15 +92,34 @@ class _KvloopsRouter:
         sent = {**body, "stream": ask.stream, **told}
         headers = {"Authorization": f"Bearer {API_KEYS[ask.talk.tenant]}"}
         got = await legs.post(self._router.session, self._router.url, sent, headers)
+        reason = got.headers.get("X-Kvloop-Reason", "")
         return Got(
             status=got.status,
             text=got.text,
             path=got.headers.get("X-Kvloop-Path", ""),
-            reason=got.headers.get("X-Kvloop-Reason", ""),
+            reason=reason,
             reused=int(got.headers.get("X-Kvloop-Reused-Tokens", "0")),
+            had=await self._had(got.headers["X-Request-Id"]) if reason == "below_threshold" else 0,
             prefill=got.headers.get("X-Kvloop-Prefill", ""),
             decode=got.headers.get("X-Kvloop-Decode", ""),
         )
+
+    async def _had(self, request_id: str) -> int:
+        """What was proven to be enough for a read, which the prefill engine did not do."""
+        url = f"{self._router.admin_url}/admin/v1/turns/{request_id}"
+        proven = 0
+
+        async def told() -> bool:
+            # A turn is known there once it has ended, which may be after its client has read all of it.
+            nonlocal proven
+            async with self._router.session.get(url, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
+                if response.status == 200:
+                    proven = (await response.json())["proven_tokens"]
+                return response.status == 200
+
+        await eventually(told)
+        settings = self._engines.decode[0].spec.settings
+        return proven if proven >= settings.kv_recompute_threshold else 0
 
     def clock(self) -> float:
         return self._router.clock()

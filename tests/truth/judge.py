@@ -20,7 +20,8 @@ class Answered:
 
     text: what the client read; right: what it should have. status: of the answer.
     path, reason, prefill, decode: what the router said, empty where it was not asked. reused: tokens, as it said.
-    reusable: tokens, by the oracle's word.
+    had: tokens that were proven, and that the prefill engine had itself but for fewer than the threshold, so that it
+        pulled nothing. reusable: tokens, by the oracle's word.
     engine_said: what a prefill engine with KvloopConnector said of a handle that was sent past the router.
     """
 
@@ -34,6 +35,7 @@ class Answered:
     path: str = ""
     reason: str = ""
     reused: int = 0
+    had: int = 0
     reusable: int = 0
     prefill: str = ""
     decode: str = ""
@@ -65,7 +67,8 @@ class Tally:
     """Sums over answers.
 
     turns: all answers. routed: those that came through the router, of which ``warm`` used a handle.
-    reused, reusable: tokens of the routed, by the router's word and by the oracle's. reusable_unruled: by that of one
+    reused, reusable: tokens of the routed, by the router's word and by the oracle's. had: of these, what the prefill
+        engine had itself where it could have pulled it. reusable_unruled: by that of one
     that does not believe what clients say by conversation ids.
     lost: tokens that the oracle would have reused beyond what was, by the router's reason for it ("warm": some were).
     prompt: tokens of their prompts. reads, pulled_bytes: from decode, by the prefill engines' own counters.
@@ -80,6 +83,7 @@ class Tally:
     warm: int = 0
     prompt: int = 0
     reused: int = 0
+    had: int = 0
     reusable: int = 0
     reusable_unruled: int = 0
     reads: int = 0
@@ -98,8 +102,8 @@ class Tally:
 
     @property
     def reused_share(self) -> float:
-        """Of what the oracle could reuse."""
-        return self.reused / self.reusable if self.reusable else 0.0
+        """Of what the oracle could reuse; what the prefill engine had itself did not have to be."""
+        return (self.reused + self.had) / self.reusable if self.reusable else 0.0
 
     def as_json(self) -> dict[str, Any]:
         """All of it, to be read again by `tally_of`."""
@@ -131,6 +135,7 @@ def judge(
         warm=sum(answer.path == "warm" for answer in routed),
         prompt=sum(answer.prompt_tokens for answer in routed),
         reused=sum(answer.reused for answer in routed),
+        had=sum(_had(answer) for answer in routed),
         reusable=sum(answer.reusable for answer in routed),
         reusable_unruled=reusable_unruled,
         reads=reads,
@@ -208,9 +213,13 @@ def _of_kind(answers: Sequence[Answered], kind: Kind) -> OfKind:
 def _lost(routed: Sequence[Answered]) -> dict[str, int]:
     lost: Counter[str] = Counter()
     for answer in routed:
-        if answer.reusable > answer.reused:
-            lost[answer.reason or answer.path] += answer.reusable - answer.reused
+        if (more := answer.reusable - answer.reused - _had(answer)) > 0:
+            lost[answer.reason or answer.path] += more
     return dict(lost)
+
+
+def _had(answer: Answered) -> int:
+    return min(answer.had, answer.reusable)
 
 
 def _counted(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

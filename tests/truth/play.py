@@ -174,6 +174,7 @@ class _Part:
                 path=got.path,
                 reason=got.reason,
                 reused=got.reused,
+                had=got.had,
                 prefill=got.prefill,
                 decode=got.decode,
                 prompt_tokens=len(prompt),

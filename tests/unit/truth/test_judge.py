@@ -34,6 +34,14 @@ def test_counts_what_was_answered() -> None:
     }
 
 
+def test_what_prefill_had_itself_is_not_lost_and_counts_no_more_than_could_be_reused() -> None:
+    had = replace(COLD, reason="below_threshold", had=96)
+    tally = judge([RIGHT, had, replace(had, had=16)])
+
+    assert (tally.reused, tally.had, tally.reusable) == (64, 32 + 16, 128)
+    assert (tally.reused_share, tally.lost) == (112 / 128, {"below_threshold": 16})
+
+
 def test_wrong_answer_is_told_in_full_but_not_all_of_many() -> None:
     tally = judge([WRONG] * (WRONG_KEPT + 1))
 
