@@ -143,14 +143,16 @@ class Deployment:
         return self.conditions()[kind]
 
     def wait_until_served(self, *, seconds: float = DEADLINE_SECONDS) -> None:
-        """Wait until nothing is left to be done: Ready, KV seen to move, all engines there and none on its way out."""
+        """Wait until nothing is left to be done: Ready, KV seen to move, all engines there and none on its way out, and
+        the Service leads to the router, which the node's kube-proxy learns a moment after the pod is ready."""
 
         def served() -> bool:
             found, engines = self.conditions(), self.engines()
             fine = all(found.get(each, {}).get("status") == "True" for each in ("Ready", "KVTransferVerified"))
             wanted = sum(self.resource()["spec"][role.value]["replicas"] for role in Role)
             there = len(engines) == wanted and all(pod.ready for pod in engines)
-            return fine and there and not found.keys() & {"Reconciling", "Stalled"}
+            settled = fine and there and not found.keys() & {"Reconciling", "Stalled"}
+            return settled and not self.inside.get(f"{self.url}/healthz").error
 
         self.wait_until(served, what="the resource to serve", seconds=seconds)
 
