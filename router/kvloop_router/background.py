@@ -82,6 +82,12 @@ async def let_others_go_on(size: int) -> None:
         await asyncio.sleep(0)
 
 
+async def aside(size: int, work: Callable[[], T]) -> T:
+    """What ``work`` gives, which hashes bytes and changes nothing: of a request so long that others should go on
+    meanwhile, in a thread."""
+    return work() if size < _LONG_BYTES else await asyncio.to_thread(work)
+
+
 async def in_parts(part: Callable[[], bool]) -> None:
     """Do ``part`` again and again while it gives True, with a pause before each."""
     await asyncio.sleep(0)

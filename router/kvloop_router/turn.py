@@ -23,7 +23,7 @@ import orjson
 
 from kvloop_connector.settings import Role
 from kvloop_router import history, legs, relay
-from kvloop_router.background import Background, in_parts, let_others_go_on
+from kvloop_router.background import Background, aside, in_parts, let_others_go_on
 from kvloop_router.choosing import Choosing
 from kvloop_router.config import Config
 from kvloop_router.engine import Engine, decode_work
@@ -122,9 +122,8 @@ class Turns:
 
         Raises RequestError, Unavailable, EngineRejected or EngineFailed before the first byte, StreamBroken after it.
         """
-        await let_others_go_on(request.size)
-        query = Query(scope.ident, request.conversation, history.trail(scope.history_key, request))
-        await let_others_go_on(request.size)
+        trail = await aside(request.size, lambda: history.trail(scope.history_key, request))
+        query = Query(scope.ident, request.conversation, trail)
         turn = Turn(request, scope, query, headers, report)
         self._running[id(turn)] = turn
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 
 import pytest
 
@@ -82,6 +83,15 @@ async def test_others_go_on_between_the_parts_of_long_work() -> None:
         group.create_task(background.in_parts(part))
         group.create_task(other())
     assert done == ["other", "part", "other", "part", "other", "part"]
+
+
+@pytest.mark.parametrize("size", [1, 128 * 1024])
+async def test_what_is_done_aside_is_the_same_for_long_and_short_requests(size: int) -> None:
+    here = threading.get_ident()
+
+    assert (await background.aside(size, threading.get_ident) == here) is (size == 1)
+    with pytest.raises(ValueError, match="a defect"):
+        await background.aside(size, lambda: int("a defect"))
 
 
 @pytest.mark.parametrize(("size", "order"), [(128 * 1024, ["other", "long"]), (128 * 1024 - 1, ["long", "other"])])
