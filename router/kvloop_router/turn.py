@@ -103,6 +103,7 @@ class Turns:
             metrics=metrics,
             truth_sampling=truth_sampling,
             paths=paths,
+            background=background,
             clock=clock,
         )
         self._tokenizer = Tokenizer(config, engines, templates, random)
