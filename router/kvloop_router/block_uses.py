@@ -36,6 +36,10 @@ class BlockUses:
                 pages[number] = [mask]
                 self.distinct += mask.bit_count()
                 continue
+            if len(page) == 1 and not page[0] & mask:
+                page[0] |= mask
+                self.distinct += mask.bit_count()
+                continue
             self.distinct += (mask & ~_held(page)).bit_count()
             carry = mask
             for place, bits in enumerate(page):
@@ -49,9 +53,11 @@ class BlockUses:
         """One of the handles that held these blocks does not any more."""
         for number, mask in _masks(runs).items():
             page, borrow = self._pages[number], mask
-            if page[0] == mask and len(page) == 1:
-                del self._pages[number]
+            if len(page) == 1:
+                page[0] ^= mask
                 self.distinct -= mask.bit_count()
+                if not page[0]:
+                    del self._pages[number]
                 continue
             for place, bits in enumerate(page):
                 page[place], borrow = bits ^ borrow, borrow & ~bits
@@ -75,28 +81,27 @@ def _held(page: list[int]) -> int:
 def _masks(runs: Runs) -> Mapping[int, int]:
     """For each page, its blocks that are in ``runs``."""
     masks: dict[int, int] = {}
-    known = masks.get
     # Runs that follow one another are mostly of one page.
     page, mask = -1, 0
     for first, count in runs:
         if count == 1:
-            if first >> _PAGE_BITS != page:
-                if mask:
-                    masks[page] = known(page, 0) | mask
-                page, mask = first >> _PAGE_BITS, 0
-            mask |= _SINGLE[first & _LAST]
-            continue
-        if count < 0:
+            if first >> _PAGE_BITS == page:
+                mask |= _SINGLE[first & _LAST]
+                continue
+        elif count < 0:
             first, count = first + count + 1, -count
-        while count > 0:
+        while True:
             if first >> _PAGE_BITS != page:
                 if mask:
-                    masks[page] = known(page, 0) | mask
-                page, mask = first >> _PAGE_BITS, 0
+                    masks[page] = mask
+                page = first >> _PAGE_BITS
+                mask = masks.get(page, 0)
             low = first & _LAST
-            here = count if count < _PAGE - low else _PAGE - low
-            mask |= _ONES[here] << low
-            first, count = first + here, count - here
+            if low + count <= _PAGE:
+                mask |= _ONES[count] << low
+                break
+            mask |= _ONES[_PAGE - low] << low
+            first, count = first + _PAGE - low, count - _PAGE + low
     if mask:
-        masks[page] = known(page, 0) | mask
+        masks[page] = mask
     return masks
