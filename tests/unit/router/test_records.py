@@ -43,10 +43,10 @@ def test_a_record_gives_back_what_was_kept(
     facts["retained"] = Retained(digests=digests, tokens=7, exact=exact)
     handle = kept("name", deadline=times[0], since=times[1], ends=times[2], **facts)
 
-    record, runs = records.placed(handle, step=step)
+    record = records.encode(handle, step=step)
 
     assert records.decode(record) == handle
-    assert list(records.runs(record, runs)) == list(handle.runs)
+    assert [tuple(run) for run in records.runs(record)] == list(handle.runs)
     assert len(record) % step == 0
 
 
@@ -83,11 +83,12 @@ def test_what_is_no_chain_of_digests_stays_as_it_came(chain: Any) -> None:
     assert records.decode(records.encode(handle)) == handle
 
 
-def test_blocks_in_a_row_take_no_space_of_their_own() -> None:
-    def size(*ids: int) -> int:
+@pytest.mark.parametrize("ids", [range(1000, 2500), range(2499, 999, -1)])
+def test_blocks_in_a_row_take_no_space_of_their_own(ids: range) -> None:
+    def size(ids: range) -> int:
         return len(records.encode(kept("name", blocks=(to_ranges(ids),))))
 
-    assert size(*range(1500)) == size(*range(1500, 0, -1)) == size(*range(10, 1510))
+    assert size(ids) < size(ids[:1]) + 8
 
 
 def test_times_are_on_the_clock_of_who_reads() -> None:
