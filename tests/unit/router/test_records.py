@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
 import pytest
@@ -76,8 +77,12 @@ def test_a_sealed_handles_digests_take_eight_bytes_a_block() -> None:
     assert len(record) < 1500 * 8 + 2000
 
 
-@pytest.mark.parametrize("chain", ["not base64", "AA", "AAB=", "", 3, None])
-def test_what_is_no_chain_of_digests_stays_as_it_came(chain: Any) -> None:
+@given(
+    chain=st.sampled_from(["not base64", "AA", "AAB=", "AAAA=", "AAAA====", "", 3, None])
+    | st.text(st.sampled_from("AQg/=- \n"), max_size=13)
+    | st.binary(max_size=20).map(lambda digests: b64encode(digests).decode())
+)
+def test_a_chain_stays_as_it_came_whether_or_not_it_is_one_of_digests(chain: Any) -> None:
     handle = kept("name", params={**kept("name").params, "kvloop": {"chain": chain}})
 
     assert records.decode(records.encode(handle)) == handle
