@@ -380,4 +380,4 @@ def _worth_it(option: Option, query: Query) -> bool:
 
 
 def _size(handle: KVHandle) -> int:
-    return sum(len(group) for group in handle.block_ids)
+    return sum(handle.group_sizes)
