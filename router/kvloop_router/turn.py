@@ -159,9 +159,10 @@ class Turns:
             else:
                 pair, prefilled = await self._prefill(turn, pair, option)
             option = None
+            # First: until the decode leg is there, nothing else counts the turn at its engine.
+            await let_others_go_on(turn.request.size)
             pair = still_serving(pair, self._pool(turn), self._random, avoid=turn.tried, usable=self._pairs.usable)
             turn.needs.only(self._engines.get(pair.prefill))
-            await let_others_go_on(turn.request.size)
             try:
                 return await self._decode(turn, pair.decode, prefilled, relay.Begun(downstream, turn.needs.let_go))
             except EngineError as error:
