@@ -123,11 +123,12 @@ class Turns:
 
         Raises RequestError, Unavailable, EngineRejected or EngineFailed before the first byte, StreamBroken after it.
         """
-        trail = await aside(request.size, lambda: history.trail(scope.history_key, request))
-        query = Query(scope.ident, request.conversation, trail)
-        turn = Turn(request, scope, query, headers, report)
+        turn = Turn(request, scope, Query(scope.ident, request.conversation, history.UNKNOWN), headers, report)
+        # Before the first pause: its conversation may be ended from now on.
         self._running[id(turn)] = turn
         try:
+            trail = await aside(request.size, lambda: history.trail(scope.history_key, request))
+            query = turn.query = turn.query._replace(trail=trail)
             if request.plain:
                 return await self._play_plain(turn, downstream)
             why_unprovable = await self._tokenize(turn)
@@ -137,7 +138,8 @@ class Turns:
         finally:
             turn.needs.close()
             del self._running[id(turn)]
-            report.outline = outline(scope.history_key, request, query.trail)
+            if turn.query.trail is not history.UNKNOWN:
+                report.outline = outline(scope.history_key, request, turn.query.trail)
 
     async def _play_plain(self, turn: Turn, downstream: Downstream) -> bytes | None:
         """A request that no KV moves for goes to a decode engine as it is, which then retains nothing."""
