@@ -35,6 +35,10 @@ class _NotConnectedError(OSError):
     """No connection could be made: nothing was sent."""
 
 
+class _NotLetInError(Refused):
+    """The server refused to be greeted: nothing else was sent."""
+
+
 class StoreLink:
     """Calls ``script``. count: told of each call's name and outcome."""
 
@@ -124,8 +128,11 @@ class StoreLink:
             if self._connection is None or not self._connection.open:
                 try:
                     self._connection = await self._server.connect()
-                except OSError as error:
+                except (OSError, UnicodeError) as error:
+                    # A UnicodeError for a name that no host can have, or a file that holds no password.
                     raise _NotConnectedError(str(error) or "in vain") from error
+                except Refused as error:
+                    raise _NotLetInError(str(error)) from error
             return self._connection
 
     async def _within_time(self, operation: str, call: Awaitable[Any]) -> Any:
@@ -151,4 +158,4 @@ class StoreLink:
             )
         self._down.set()
         self._count(operation, outcome)
-        return StoreUnavailable(outcome, sent=not isinstance(error, _NotConnectedError))
+        return StoreUnavailable(outcome, sent=not isinstance(error, _NotConnectedError | _NotLetInError))
