@@ -69,6 +69,10 @@ class Trail:
         return self.digests[self.shared * DIGEST_BYTES : (self.shared + 1) * DIGEST_BYTES]
 
 
+UNKNOWN = Trail(b"", shared=0, answered=False)
+"""Of a turn whose history has not been digested yet."""
+
+
 def trail(key: DigestKey, request: Request) -> Trail:
     """The trail of a request's history, keyed and bound to the key's context and to the request's setting."""
     if request.api is Api.CHAT:

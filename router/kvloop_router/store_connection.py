@@ -94,6 +94,7 @@ class StoreConnection(asyncio.Protocol):
         self._reader = hiredis.Reader(replyError=Refused, notEnoughData=_UNFINISHED)
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._transport: asyncio.Transport
+        self._finishing = False
         self.open = True
 
     def ask(self, command: Sequence[Argument]) -> asyncio.Future[Any]:
@@ -107,6 +108,12 @@ class StoreConnection(asyncio.Protocol):
         else:
             answer.set_exception(ConnectionEnded("it was closed"))
         return answer
+
+    def finish(self) -> None:
+        """Nothing more is asked: end it once all that waits has its answer."""
+        self._finishing = True
+        if not self._waiting:
+            self.close()
 
     def close(self) -> None:
         """End it; what waits for an answer gets none."""
@@ -138,11 +145,13 @@ class StoreConnection(asyncio.Protocol):
     def _answered(self, answer: Any) -> None:
         waiting = self._waiting.popleft()
         if waiting.done():
-            return
-        if isinstance(answer, Refused):
+            pass
+        elif isinstance(answer, Refused):
             waiting.set_exception(answer)
         else:
             waiting.set_result(answer)
+        if self._finishing and not self._waiting:
+            self.close()
 
     def _end(self, why: str) -> None:
         self.open = False

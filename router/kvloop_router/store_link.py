@@ -35,6 +35,10 @@ class _NotConnectedError(OSError):
     """No connection could be made: nothing was sent."""
 
 
+class _NotLetInError(Refused):
+    """The server refused to be greeted: nothing else was sent."""
+
+
 class StoreLink:
     """Calls ``script``. count: told of each call's name and outcome."""
 
@@ -60,6 +64,8 @@ class StoreLink:
         self._server = Server.at(url, password_file=password_file, ca_file=ca_file)
         self._connecting = asyncio.Lock()
         self._connection: StoreConnection | None = None
+        self._left: set[StoreConnection] = set()
+        self._times_left = 0
 
     @property
     def up(self) -> bool:
@@ -75,8 +81,11 @@ class StoreLink:
         return answer
 
     async def connect(self, check: Callable[[], Awaitable[Any]]) -> bool:
-        """See whether the server answers; then calls are sent. check: a call that shows it, made once they are."""
-        self._close()
+        """See whether the server answers; then calls are sent. check: a call that shows it, made once they are.
+
+        On a connection of its own: what was asked on the one before may still be answered there.
+        """
+        self._leave()
         try:
             await self._within_time("ping", self._ask("PING"))
             self._down.clear()
@@ -96,14 +105,25 @@ class StoreLink:
                 wait = min(2 * wait, _LATEST_SECONDS)
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close all connections."""
         self._down.set()
-        self._close()
+        self._leave()
+        for connection in [*self._left]:
+            self._close(connection)
 
-    def _close(self) -> None:
+    def _leave(self) -> None:
+        """Ask nothing more on the connection. What waits there still may be answered, in its time."""
+        self._times_left += 1
         if self._connection is not None:
-            self._connection.close()
+            self._connection.finish()
+            if self._connection.open:
+                self._left.add(self._connection)
+                asyncio.get_running_loop().call_later(self._seconds, self._close, self._connection)
             self._connection = None
+
+    def _close(self, connection: StoreConnection) -> None:
+        connection.close()
+        self._left.discard(connection)
 
     async def _run(self, keys: Sequence[str], *arguments: Argument) -> Any:
         try:
@@ -124,24 +144,33 @@ class StoreLink:
             if self._connection is None or not self._connection.open:
                 try:
                     self._connection = await self._server.connect()
-                except OSError as error:
+                except (OSError, UnicodeError) as error:
+                    # A UnicodeError for a name that no host can have, or a file that holds no password.
                     raise _NotConnectedError(str(error) or "in vain") from error
+                except Refused as error:
+                    raise _NotLetInError(str(error)) from error
             return self._connection
 
     async def _within_time(self, operation: str, call: Awaitable[Any]) -> Any:
+        began = self._times_left
         try:
             async with asyncio.timeout(self._seconds):
                 answer = await call
         except TimeoutError as error:
-            raise self._failed(operation, "timeout", error) from error
+            raise self._failed(operation, "timeout", error, began) from error
         except OSError as error:
-            raise self._failed(operation, "unreachable", error) from error
+            raise self._failed(operation, "unreachable", error, began) from error
         except Refused as error:
-            raise self._failed(operation, "refused", error) from error
+            raise self._failed(operation, "refused", error, began) from error
         self._count(operation, "ok")
         return answer
 
-    def _failed(self, operation: str, outcome: str, error: Exception) -> StoreUnavailable:
+    def _failed(self, operation: str, outcome: str, error: Exception, began: int) -> StoreUnavailable:
+        self._count(operation, outcome)
+        unavailable = StoreUnavailable(outcome, sent=not isinstance(error, _NotConnectedError | _NotLetInError))
+        if began != self._times_left:
+            # On a connection that was left, which says nothing of the one that is used now.
+            return unavailable
         if self.up:
             _log.warning(
                 "the handle store does not answer, and turns go cold: %s of %s: %s",
@@ -150,5 +179,4 @@ class StoreLink:
                 error,
             )
         self._down.set()
-        self._count(operation, outcome)
-        return StoreUnavailable(outcome, sent=not isinstance(error, _NotConnectedError))
+        return unavailable

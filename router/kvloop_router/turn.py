@@ -123,11 +123,12 @@ class Turns:
 
         Raises RequestError, Unavailable, EngineRejected or EngineFailed before the first byte, StreamBroken after it.
         """
-        trail = await aside(request.size, lambda: history.trail(scope.history_key, request))
-        query = Query(scope.ident, request.conversation, trail)
-        turn = Turn(request, scope, query, headers, report)
+        turn = Turn(request, scope, Query(scope.ident, request.conversation, history.UNKNOWN), headers, report)
+        # Before the first pause: its conversation may be ended from now on.
         self._running[id(turn)] = turn
         try:
+            trail = await aside(request.size, lambda: history.trail(scope.history_key, request))
+            query = turn.query = turn.query._replace(trail=trail)
             if request.plain:
                 return await self._play_plain(turn, downstream)
             why_unprovable = await self._tokenize(turn)
@@ -137,7 +138,8 @@ class Turns:
         finally:
             turn.needs.close()
             del self._running[id(turn)]
-            report.outline = outline(scope.history_key, request, query.trail)
+            if turn.query.trail is not history.UNKNOWN:
+                report.outline = outline(scope.history_key, request, turn.query.trail)
 
     async def _play_plain(self, turn: Turn, downstream: Downstream) -> bytes | None:
         """A request that no KV moves for goes to a decode engine as it is, which then retains nothing."""
@@ -159,9 +161,10 @@ class Turns:
             else:
                 pair, prefilled = await self._prefill(turn, pair, option)
             option = None
+            # First: until the decode leg is there, nothing else counts the turn at its engine.
+            await let_others_go_on(turn.request.size)
             pair = still_serving(pair, self._pool(turn), self._random, avoid=turn.tried, usable=self._pairs.usable)
             turn.needs.only(self._engines.get(pair.prefill))
-            await let_others_go_on(turn.request.size)
             try:
                 return await self._decode(turn, pair.decode, prefilled, relay.Begun(downstream, turn.needs.let_go))
             except EngineError as error:

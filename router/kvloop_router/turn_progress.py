@@ -19,7 +19,8 @@ from kvloop_router.turn_log import TurnReport
 class Turn:
     """One turn on its way.
 
-    headers: of its legs. token_ids: of the prompt, that both legs use; None where the engine renders it.
+    query: without the history until that is digested. headers: of its legs.
+    token_ids: of the prompt, that both legs use; None where the engine renders it.
     learning: whether the prefill leg is to say which ids it rendered.
     tried: names of engines at which a leg of this turn failed.
     needs: decode, until its leg is there; prefill, until decode has read from it.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvloop_connector.settings import Role
+from kvloop_router import turn as turns
 from tests.harness.engines import EngineSpec, Kind, start
 from tests.integration.router_process import Got, RouterUnderTest, chat_body, routing, scripted, until
 from tests.integration.scripted_engine import ANSWER, ScriptedEngine, fails, running, starts_then_waits, waits
@@ -220,6 +221,27 @@ async def test_a_turn_counts_at_its_decode_engine_from_the_start_and_moves_on_if
     assert decoded_by(turn.result()) == "decode-1"
     assert decode.legs == []
     assert (await told_of(router, decode))["runningTurns"] == 0
+
+
+async def test_a_decode_engine_that_drains_while_a_long_turn_lets_others_go_on_is_not_thought_idle(
+    router: RouterUnderTest,
+    prefill: ScriptedEngine,
+    decode: ScriptedEngine,
+    other: ScriptedEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    during: list[dict[str, Any]] = []
+
+    async def others_go_on(size: int) -> None:
+        await listed(router, prefill, decode, other, draining=decode)
+        during.append(await told_of(router, decode))
+
+    monkeypatch.setattr(turns, "let_others_go_on", others_go_on)
+    got = await router.chat(LONG)
+
+    assert [(told["draining"], told["runningTurns"]) for told in during] == [(True, 1)]
+    assert decoded_by(got) == "decode-1"
+    assert decode.legs == []
 
 
 async def test_a_turn_counts_at_its_prefill_engine_until_decode_has_read_from_it(

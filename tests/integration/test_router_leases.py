@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from kvloop_connector.lease_requests import RELEASE_PATH, RENEW_PATH
 from kvloop_connector.settings import Role
+from kvloop_router import turn as turns
 from tests.integration.router_process import RouterUnderTest, scripted, until, until_metric
 from tests.integration.scripted_engine import ANSWER, ScriptedEngine, fails, running, waits
+
+T = TypeVar("T")
 
 LONG = "a question that is long enough to be worth a pull"
 TTL_SECONDS = 60
@@ -252,6 +255,27 @@ class TestRelease:
             turn = group.create_task(router.chat(LONG, conversation_id="c"))
             await decode.arrived.wait()
             await end(router, "another")
+            assert await end(router, "c") == 0
+            go_on.set()
+
+        assert turn.result().status == 200
+        await until_metric(router, RELEASED, 1)
+        assert await router.metric("kvloop_router_live_handles") == 0
+
+    async def test_so_is_what_a_long_turn_leaves_whose_history_was_still_being_digested(
+        self, router: RouterUnderTest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def aside(size: int, work: Callable[[], T]) -> T:
+            begun.set()
+            await go_on.wait()
+            return work()
+
+        monkeypatch.setattr(turns, "aside", aside)
+        async with asyncio.TaskGroup() as group:
+            turn = group.create_task(router.chat(LONG, conversation_id="c"))
+            await begun.wait()
             assert await end(router, "c") == 0
             go_on.set()
 

@@ -309,6 +309,20 @@ class TestWithoutTheServer:
                 assert await store.put(handle) == (GivenUp(handle, Why.STORE_UNAVAILABLE),)
                 assert store.told["put", "unreachable"] == 1
 
+    async def test_so_is_one_where_the_server_did_not_let_the_router_in(self, tmp_path: Path) -> None:
+        password = tmp_path / "password"
+        password.write_text("right")
+        with store_server(tmp_path, "--requirepass", "right") as server:
+            async with opened(server, None, password_file=password) as store:
+                server.kill()
+                await until(lambda: not store.connected)
+                password.write_text("wrong")
+                server.start()
+                handle = lasting(store, "one", "hello")
+
+                assert await store.put(handle) == (GivenUp(handle, Why.STORE_UNAVAILABLE),)
+                assert store.told["put", "refused"] == 1
+
     async def test_a_frozen_server_holds_nobody_up_twice(self, tmp_path: Path) -> None:
         with store_server(tmp_path) as server:
             async with opened(server, None, seconds=0.5) as store, watched(store):
@@ -359,6 +373,24 @@ async def test_a_password_is_read_at_each_connection_and_a_wrong_one_makes_turns
             await until(lambda: store.up)
 
             assert await store.put(lasting(store, "one", "a")) == ()
+
+
+@pytest.mark.parametrize("name", ["a..store", "a" * 64 + ".store"])
+async def test_a_name_that_no_server_can_have_makes_turns_cold(name: str) -> None:
+    link = StoreLink(f"valkey://{name}", script=SCRIPT, seconds=20.0, random=Random(7))
+
+    assert not await link.connect(lambda: asyncio.sleep(0))
+    assert not link.up
+
+
+async def test_a_password_that_cannot_be_read_makes_turns_cold_until_it_can(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_bytes(b"\xff")
+    with store_server(tmp_path, "--requirepass", "right") as server:
+        async with opened(server, None, password_file=password, connects=False) as store, watched(store):
+            assert not await store.connect()
+            password.write_text("right")
+            await until(lambda: store.up)
 
 
 async def test_a_server_with_tls_shows_a_certificate_that_is_trusted(tmp_path: Path) -> None:

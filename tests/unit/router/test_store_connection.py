@@ -109,6 +109,28 @@ async def test_what_nobody_asked_for_or_can_be_read_ends_the_connection(said: by
         await connection.ask(("GET", "b"))
 
 
+@pytest.mark.parametrize("left", [False, True])
+async def test_one_that_is_to_finish_ends_with_its_last_answer(left: bool) -> None:
+    connection, transport = connected()
+    first, last = connection.ask(("GET", "a")), connection.ask(("GET", "b"))
+    connection.finish()
+    if left:
+        last.cancel()
+    connection.data_received(b":1\r\n")
+    assert (await first, connection.open, transport.aborted) == (1, True, False)
+    connection.data_received(b":2\r\n")
+
+    assert last.cancelled() if left else last.result() == 2
+    assert (connection.open, transport.aborted) == (False, True)
+
+
+async def test_one_on_which_nothing_waits_finishes_at_once() -> None:
+    connection, transport = connected()
+    connection.finish()
+
+    assert (connection.open, transport.aborted) == (False, True)
+
+
 @pytest.mark.parametrize("error", [None, ConnectionResetError("reset by peer")])
 async def test_all_who_wait_learn_that_the_connection_has_ended(error: Exception | None) -> None:
     connection, transport = connected()
