@@ -35,6 +35,9 @@ class Proof:
     def reusable(self, kept: Kept) -> int:
         """How many leading tokens of the prompt may be read from what is kept; 0 where none are proven."""
         size, revision = kept.block_size, kept.kv_revision
+        if not size:
+            # Kept by a router whose engines prove it.
+            return 0
         tokens = reusable_tokens(
             kept.retained,
             self.tokens,

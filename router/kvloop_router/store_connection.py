@@ -52,7 +52,7 @@ class Server:
     def at(cls, url: str, *, password_file: Path | None = None, ca_file: Path | None = None) -> Self:
         """The server of a URL. A password file goes before the URL's password."""
         parts = urlsplit(url)
-        password = None if parts.password is None else partial(unquote, parts.password)
+        password = partial(unquote, parts.password) if parts.password else None
         if password_file is not None:
             password = partial(_written_in, password_file)
         return cls(

@@ -124,15 +124,14 @@ class Turns:
         Raises RequestError, Unavailable, EngineRejected or EngineFailed before the first byte, StreamBroken after it.
         """
         turn = Turn(request, scope, Query(scope.ident, request.conversation, history.UNKNOWN), headers, report)
-        # Before the first pause: its conversation may be ended from now on.
-        self._running[id(turn)] = turn
+        self._running[id(turn)] = turn  # Its conversation may be ended from the first pause on.
         try:
             trail = await aside(request.size, lambda: history.trail(scope.history_key, request))
-            query = turn.query = turn.query._replace(trail=trail)
+            turn.query = turn.query._replace(trail=trail)
             if request.plain:
                 return await self._play_plain(turn, downstream)
             why_unprovable = await self._tokenize(turn)
-            found = await self._reuse.find(query, turn.proof, why_unprovable)
+            found = await self._reuse.find(turn.query, turn.proof, why_unprovable)
             report.proven_tokens = found.equal
             return await self._play_legs(turn, found, downstream)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -70,6 +71,12 @@ def test_it_proves_what_a_look_at_each_block_proves_and_knows_only_the_prompts_o
     while proven.digest_more(REVISION, SIZE):
         pass
     assert proven.known(REVISION, SIZE) == whole
+
+
+def test_nothing_is_proven_of_a_handle_that_has_nothing_to_prove_it_by() -> None:
+    handle = replace(handle_of([1, 2, 3, 4, 5], 4), block_size=0, retained=Retained(b"", 0, b""))
+
+    assert Proof(SCOPE, [1, 2, 3, 4, 5]).reusable(handle) == 0
 
 
 def test_a_conversation_that_goes_on_needs_no_look_at_the_blocks_it_began_with(

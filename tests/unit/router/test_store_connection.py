@@ -152,6 +152,7 @@ async def test_all_who_wait_learn_that_the_connection_has_ended(error: Exception
     [
         ("valkey://store", ("store", 6379, 0), None, None),
         ("redis://:se%40cret@store:7000/3", ("store", 7000, 3), None, "se@cret"),
+        ("redis://:@store", ("store", 6379, 0), None, None),
         ("redis://kv%2Floop:secret@[::1]/", ("::1", 6379, 0), "kv/loop", "secret"),
     ],
 )
