@@ -136,7 +136,7 @@ def _unpacked(small: Mapping[str, Any], packed: bytes) -> tuple[tuple[tuple[int,
     flat.frombytes(packed)
     numbers = iter(flat)
     pairs = zip(numbers, numbers, strict=True)
-    return tuple([tuple(islice(pairs, length)) for length in small["groups"]])
+    return tuple([(*islice(pairs, length),) for length in small["groups"]])
 
 
 def _without_chain(params: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
