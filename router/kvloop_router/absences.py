@@ -15,7 +15,6 @@ _RECORD = _HASH.size + 1
 _GROUP = _PLACES * _RECORD
 _WHYS = tuple(Absence)
 _NUMBERS = {why: bytes([number]) for number, why in enumerate(_WHYS)}
-_FREE = bytes(_RECORD)
 
 
 class Absences:
@@ -30,7 +29,7 @@ class Absences:
 
     def __init__(self, most: int) -> None:
         self._groups = -(-most // _PLACES)
-        # The newest of a group comes first, and its free places last.
+        # The newest of a group comes first.
         self._records = bytearray(_GROUP * self._groups)
 
     def note(self, key: bytes, why: Absence) -> None:
@@ -38,25 +37,14 @@ class Absences:
         records, number = self._records, hash(key) or 1
         hashed, first = _HASH.pack(number), number % self._groups * _GROUP
         at = records.find(hashed, first, first + _GROUP)
+        # Elsewhere it is parts of two records that happen to look like it.
         if at < 0 or at % _RECORD:
             at = first + _GROUP - _RECORD
         records[first : at + _RECORD] = hashed + _NUMBERS[why] + records[first:at]
 
     def get(self, key: bytes) -> Absence | None:
         """Why; None where nothing is remembered."""
-        at = self._place(key)
-        return None if at is None else _WHYS[self._records[at + _HASH.size]]
-
-    def forget(self, key: bytes) -> None:
-        """There is a handle now."""
-        at = self._place(key)
-        if at is not None:
-            end = at - at % _GROUP + _GROUP
-            self._records[at:end] = self._records[at + _RECORD : end] + _FREE
-
-    def _place(self, key: bytes) -> int | None:
         number = hash(key) or 1
         first = number % self._groups * _GROUP
         at = self._records.find(_HASH.pack(number), first, first + _GROUP)
-        # Elsewhere it is parts of two records that happen to look like it.
-        return None if at < 0 or at % _RECORD else at
+        return None if at < 0 or at % _RECORD else _WHYS[self._records[at + _HASH.size]]

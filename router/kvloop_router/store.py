@@ -210,7 +210,6 @@ class MemoryStore:
                     index[key] = {ident: None}
                 else:
                     idents[ident] = None
-                self._absences.forget(key)
         return tuple(given_up)
 
     async def due(self, before: float) -> tuple[Kept, ...]:
@@ -272,7 +271,8 @@ class MemoryStore:
     def _why_absent(self, query: Query) -> Absence:
         keys = [query.trail.prefix(messages) for messages in range(len(query.trail), query.trail.shared, -1)]
         for key in (named(query.tenant_scope, query.conversation), *keys):
-            if (why := self._absences.get(key)) is not None:
+            # One that is there by now, but of no use here, is not absent for the reason that another was.
+            if key not in self._index and (why := self._absences.get(key)) is not None:
                 return why
         return Absence.MISS
 
