@@ -31,6 +31,7 @@ from redis.asyncio import Redis
 
 from kvloop_connector.digest import DigestKey, Retained
 from kvloop_connector.handle import to_ranges
+from kvloop_router import garbage
 from kvloop_router.background import Background
 from kvloop_router.history import trail
 from kvloop_router.kept import HandleStore, Kept, Query
@@ -87,6 +88,8 @@ async def in_memory(conversations: int) -> dict[str, Any]:
     """The store in the router's own memory."""
     # What the first handles of all load and cache is no part of what they take.
     await turns(MemoryStore(max_handles=10, clock=monotonic), Handles(Random(1)), 20, Times(thread_time))
+    # As in a router.
+    garbage.look_seldom()
     made, times = Handles(Random(7)), Times(thread_time)
     before = _resident()
     store = MemoryStore(max_handles=conversations, max_bytes=400 * 2**20, clock=monotonic)

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import platform
+import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ import uvloop
 from bench.router import processes, routers
 from bench.router.measure import measure, measure_direct
 from bench.router.routers import Engines, Router
+from tests.harness.store_server import SERVERS, store_server
 
 RESULTS = Path(__file__).parents[1] / "results" / "router.json"
 BASELINE = "vllm-router"
@@ -34,10 +36,11 @@ _START_SECONDS = 60.0
 def main() -> None:
     """The command."""
     arguments = _arguments()
-    wanted = [router for router in _routers(arguments) if not arguments.only or router.name in arguments.only]
     seconds: float = arguments.seconds
     began = monotonic()
     with TemporaryDirectory() as directory, ExitStack() as stack:
+        found = _routers(arguments, _store(stack, Path(directory)))
+        wanted = [router for router in found if not arguments.only or router.name in arguments.only]
         engines = {retains: _engines(stack, Path(directory), retains=retains) for retains in (True, False)}
         direct = _run(measure_direct(engines[False], seconds))
         measured: dict[str, Any] = {}
@@ -131,12 +134,24 @@ def _run(work: Any) -> Any:
         return runner.run(work)
 
 
-def _routers(arguments: argparse.Namespace) -> Sequence[Router]:
+def _store(stack: ExitStack, directory: Path) -> str | None:
+    """The URL of a server of handles; None where this machine has none."""
+    if not any(shutil.which(command) for command in SERVERS):
+        return None
+    return stack.enter_context(store_server(directory)).url
+
+
+def _routers(arguments: argparse.Namespace, store: str | None) -> Sequence[Router]:
     found = [
         routers.kvloop("kvloop", connector="KvloopConnector", reuse=True),
         routers.kvloop("kvloop stock", connector="NixlConnector", reuse=True),
         routers.kvloop("kvloop one-way", connector="NixlConnector", reuse=False),
     ]
+    if store is not None:
+        found += [
+            routers.kvloop(name, connector="KvloopConnector", reuse=True, store=store, workers=workers)
+            for name, workers in (("kvloop, shared handles", 1), ("kvloop, 2 workers", 2))
+        ]
     if arguments.vllm_router:
         found.append(routers.vllm_router(arguments.vllm_router))
     if arguments.xpyd:

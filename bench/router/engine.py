@@ -114,14 +114,14 @@ class Engine(asyncio.Protocol):
             found = _FACTS.get(path)
             self._transport.write(found() if found else wire.answer(b'{"error":"not found"}', "404 Not Found"))
         elif path == b"/tokenize":
-            self._transport.write(wire.tokenized(wire.tokens_of(len(body))))
+            self._transport.write(wire.tokenized(wire.tokens_of(body)))
         elif wire.STREAMS.search(body):
             self._stream(body)
         else:
             self._prefill(body)
 
     def _prefill(self, body: bytes) -> None:
-        tokens = wire.tokens_of(len(body))
+        tokens = wire.tokens_of(body)
         handle = wire.GIVEN_HANDLE.search(body)
         params = wire.params(self._role, next(_numbers), tokens, pulled=int(handle[1]) if handle else None)
         self._transport.write(wire.prefilled(params, tokens, with_ids=bool(wire.ASKS_IDS.search(body))))
@@ -132,7 +132,7 @@ class Engine(asyncio.Protocol):
         assert found is not None
         assert step is not None
         chunks, step_ms = int(found[1]), int(step[1])
-        tokens = wire.tokens_of(len(body))
+        tokens = wire.tokens_of(body)
         params = wire.params(self._role, next(_numbers), tokens, pulled=None) if self._retains else b"null"
         last = wire.last_chunk(params, with_ids=with_ids)
         middle = wire.chunk(with_ids=with_ids)

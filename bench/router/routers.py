@@ -40,8 +40,11 @@ class Router:
     start: Callable[[Path, int, Engines], Start]
 
 
-def kvloop(name: str, *, connector: str, reuse: bool) -> Router:
-    """kvloop in one of its modes; without reuse, the engines transfer one way only."""
+def kvloop(name: str, *, connector: str, reuse: bool, store: str | None = None, workers: int = 1) -> Router:
+    """kvloop in one of its modes; without reuse, the engines transfer one way only.
+
+    store: the URL of a server of handles; None: they are kept in the router's memory, which takes one worker.
+    """
 
     def start(directory: Path, port: int, engines: Engines) -> Start:
         listed = [
@@ -62,7 +65,10 @@ def kvloop(name: str, *, connector: str, reuse: bool) -> Router:
             "reuse": reuse,
             "canary": {"enabled": False},
             "truthSampling": {"everyNthWarmTurn": 0},
+            "workers": workers,
         }
+        if store is not None:
+            settings["handleStore"] = {"kind": "valkey", "url": store}
         # JSON is YAML too.
         (directory / "router.yaml").write_text(json.dumps(settings))
         command = (sys.executable, "-m", "kvloop_router", "--config", str(directory / "router.yaml"))

@@ -122,9 +122,13 @@ def tokenized(tokens: int) -> bytes:
     return answer(_dump(told))
 
 
-def tokens_of(body_bytes: int) -> int:
-    """How many tokens a prompt is said to have, of a body of that length: the same for both legs and every turn."""
-    return max(BLOCK_SIZE * 4, body_bytes // 1024 * 1024 // BYTES_A_TOKEN)
+def tokens_of(body: bytes) -> int:
+    """How many tokens the messages of a body are said to have: the same for both legs and every turn, so that what
+    routers put behind the messages, such as a handle or the prompt's ids, does not count."""
+    start = max(0, body.find(b'"messages":'))
+    end = body.find(b'"kv_transfer_params":', start)
+    length = (end if end >= 0 else len(body)) - start
+    return max(BLOCK_SIZE * 4, length // 1024 * 1024 // BYTES_A_TOKEN)
 
 
 @cache

@@ -9,7 +9,7 @@ that a store that leaks gives nobody text, and no tenant can match another's.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -42,20 +42,24 @@ def block_digests(key: DigestKey, token_ids: Sequence[int], block_size: int, *, 
     """
     blocks = len(token_ids) // block_size
     digests = bytearray(known[: blocks * DIGEST_BYTES])
-    seed = blake2b(key.context, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON).digest()
-    previous = bytes(digests[-DIGEST_BYTES:]) or seed
+    keyed = blake2b(key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON)
+    previous = bytes(digests[-DIGEST_BYTES:]) or _seed(key)
     packed = array("I", token_ids[len(digests) // DIGEST_BYTES * block_size : blocks * block_size]).tobytes()
     width = block_size * array("I").itemsize
     for start in range(0, len(packed), width):
-        previous = _chained(key, previous, packed[start : start + width])
+        # Far cheaper than to key each one.
+        chained = keyed.copy()
+        chained.update(previous + packed[start : start + width])
+        previous = chained.digest()
         digests += previous
     return bytes(digests)
 
 
 def exact_digest(key: DigestKey, token_ids: Sequence[int]) -> bytes:
-    """One digest over exactly these tokens, for handles that are used whole or not at all."""
-    seed = blake2b(key.context, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON).digest()
-    return _chained(key, seed, array("I", token_ids).tobytes())
+    """One digest over exactly these tokens: whether all of them are equal, without a look at each block."""
+    digest = blake2b(_seed(key), key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON)
+    digest.update(array("I", token_ids))
+    return digest.digest()
 
 
 def common_blocks(left: bytes, right: bytes) -> int:
@@ -108,24 +112,27 @@ def reusable_tokens(
     block_size: int,
     remote_num_tokens: int,
     blocks_per_group: Sequence[int],
-    prompt_digests: bytes | None = None,
+    prompt_digests: Callable[[], bytes] | None = None,
 ) -> int:
     """How many leading tokens of ``prompt`` may be read from the retained blocks; 0 where none are proven.
 
     One KV group: the common prefix in whole blocks, clamped to the blocks that exist. Several groups: all
     ``remote_num_tokens`` or nothing, since their blocks cover a window or a final state only.
 
-    prompt_digests: `block_digests` of the prompt, where they are known already.
+    prompt_digests: gives `block_digests` of the prompt; asked only where not all of it is equal.
     """
+    covered = 0 < remote_num_tokens <= len(prompt) and retained.exact != b""
+    whole = covered and exact_digest(key, prompt[:remote_num_tokens]) == retained.exact
     if len(blocks_per_group) != 1:
-        whole = 0 < remote_num_tokens <= len(prompt) and retained.exact != b""
-        if whole and exact_digest(key, prompt[:remote_num_tokens]) == retained.exact:
-            return remote_num_tokens
-        return 0
-    own = block_digests(key, prompt, block_size) if prompt_digests is None else prompt_digests
-    common = common_blocks(retained.digests, own)
+        return remote_num_tokens if whole else 0
+    if whole:
+        # A conversation that goes on. Its digests are of these tokens, so that they are equal, too.
+        common = len(retained.digests) // DIGEST_BYTES
+    else:
+        own = block_digests(key, prompt, block_size) if prompt_digests is None else prompt_digests()
+        common = common_blocks(retained.digests, own)
     return min(common, remote_num_tokens // block_size, blocks_per_group[0]) * block_size
 
 
-def _chained(key: DigestKey, previous: bytes, block: bytes) -> bytes:
-    return blake2b(previous + block, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON).digest()
+def _seed(key: DigestKey) -> bytes:
+    return blake2b(key.context, key=key.secret, digest_size=DIGEST_BYTES, person=_PERSON).digest()

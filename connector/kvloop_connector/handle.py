@@ -6,8 +6,9 @@ The object grows with nearly every vLLM release, so that unknown fields pass thr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Self
 
 from kvloop_connector.errors import InvalidHandle, InvalidProof
@@ -46,8 +47,7 @@ class KVHandle:
         if not isinstance(groups, list | tuple) or not groups:
             raise InvalidHandle("remote_block_ids", "missing or empty")
         for group in groups:
-            # A long prompt has many thousands of blocks: no loop over them here.
-            if not isinstance(group, list | tuple) or not set(map(type, group)) <= {int} or min(group, default=0) < 0:
+            if not isinstance(group, list | tuple) or not _are_block_ids(group):
                 raise InvalidHandle("remote_block_ids", "not lists of block ids")
         return cls(params)
 
@@ -70,6 +70,11 @@ class KVHandle:
     def block_ids(self) -> tuple[tuple[int, ...], ...]:
         """Logical block ids, one sequence a KV group."""
         return tuple([tuple(group) for group in self.params["remote_block_ids"]])
+
+    @property
+    def group_sizes(self) -> list[int]:
+        """How many blocks each KV group has."""
+        return [len(group) for group in self.params["remote_block_ids"]]
 
     @property
     def kv_groups(self) -> int:
@@ -140,8 +145,15 @@ def to_ranges(block_ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 def from_ranges(runs: Iterable[tuple[int, int]]) -> list[int]:
     """The block ids that ``to_ranges`` was given."""
-    return [
-        block
-        for first, count in runs
-        for block in (range(first, first + count) if count > 0 else range(first, first + count, -1))
-    ]
+    block_ids: list[int] = []
+    for first, count in runs:
+        if count == 1:
+            block_ids.append(first)
+        else:
+            block_ids += range(first, first + count, 1 if count > 0 else -1)
+    return block_ids
+
+
+def _are_block_ids(values: Sequence[Any]) -> bool:
+    """Whether they are whole numbers, none below zero. A long prompt has many thousands of them: no loop in Python."""
+    return all(kind is int for kind, _ in groupby(values, type)) and min(values, default=0) >= 0

@@ -130,7 +130,7 @@ class Leases:
             return None
         deadline = max(held.lease.deadline, min(now + seconds, held.ends))
         del self._held[turn]
-        self._held[turn] = replace(held, lease=replace(held.lease, deadline=deadline), renewals=held.renewals + 1)
+        self._held[turn] = replace(held, lease=held.lease._replace(deadline=deadline), renewals=held.renewals + 1)
         return Renewal(deadline, held.renewals + 1)
 
     def claim(self, turn: str, now: float) -> Claim:

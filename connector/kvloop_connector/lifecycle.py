@@ -15,8 +15,8 @@ decide when blocks are freed. ``tests/protocol`` explores it exhaustively.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class State(StrEnum):
@@ -60,8 +60,7 @@ class Effect(StrEnum):
     """The event was not valid; the handle is unchanged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """A handle's place in its life cycle.
 
     deadline: seconds, on the clock of whoever keeps the lease; retention ends then.
@@ -80,8 +79,7 @@ class Lease:
         return self.state in (State.ISSUED, State.TAKEN)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What an event led to: the lease from now on, and what to do."""
 
     lease: Lease

@@ -1,4 +1,4 @@
-"""Work that outlives the request that began it, with an owner that keeps it.
+"""Work that outlives the request that began it, with an owner that keeps it, and long work that others go on beside.
 
 The event loop holds tasks weakly, and a client that leaves cancels its handler: a prefill leg in flight and the
 record of a handle must survive both.
@@ -16,6 +16,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _AGAIN_SECONDS = 1.0
+_LONG_BYTES = 128 * 1024
 
 
 class Background:
@@ -73,6 +74,25 @@ class Background:
         if not task.cancelled():
             # Looked at here, so that a failure after its client has left is no "exception never retrieved".
             task.exception()
+
+
+async def let_others_go_on(size: int) -> None:
+    """A pause between two parts of the work for a request whose body has ``size`` bytes; none where it is short."""
+    if size >= _LONG_BYTES:
+        await asyncio.sleep(0)
+
+
+async def aside(size: int, work: Callable[[], T]) -> T:
+    """What ``work`` gives, which hashes bytes and changes nothing: of a request so long that others should go on
+    meanwhile, in a thread."""
+    return work() if size < _LONG_BYTES else await asyncio.to_thread(work)
+
+
+async def in_parts(part: Callable[[], bool]) -> None:
+    """Do ``part`` again and again while it gives True, with a pause before each."""
+    await asyncio.sleep(0)
+    while part():  # noqa: ASYNC110  nothing is waited for
+        await asyncio.sleep(0)
 
 
 async def _logged(work: Coroutine[Any, Any, None], name: str) -> None:

@@ -348,7 +348,7 @@ def _proven(play: _Play, handle: KVHandle, held: Sequence[int], following: Seque
         key=play.key,
         block_size=block_size,
         remote_num_tokens=handle.num_tokens,
-        blocks_per_group=[len(group) for group in handle.block_ids],
+        blocks_per_group=handle.group_sizes,
     )
     return handle if handle.kv_groups > 1 else handle.trimmed(tokens, block_size)
 

@@ -7,6 +7,7 @@ is matched against it. What is found here is only a candidate: token by token, t
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -24,6 +25,7 @@ PROMPT_CHARACTERS = 256
 PROMPT_TOKEN_IDS = 64
 """A completion's prompt has no messages; it is cut into pieces of this size."""
 
+_DIGEST = f"{DIGEST_BYTES}s"
 _SETTING_FIELDS = ("tools", "documents", "chat_template")
 
 GAIN = 2
@@ -52,6 +54,11 @@ class Trail:
         return self.digests[(messages - 1) * DIGEST_BYTES : messages * DIGEST_BYTES]
 
     @property
+    def prefixes(self) -> tuple[bytes, ...]:
+        """``prefix`` of one message, of two, and so on up to all of them."""
+        return struct.unpack(_DIGEST * (len(self.digests) // DIGEST_BYTES), self.digests)
+
+    @property
     def whole(self) -> bytes:
         """The digest that stands for the whole history; empty where there is none."""
         return self.digests[-DIGEST_BYTES:]
@@ -59,7 +66,7 @@ class Trail:
     @property
     def start(self) -> bytes:
         """The digest up to and with the first message that is the conversation's own; empty where there is none."""
-        return self.prefix(self.shared + 1) if len(self) > self.shared else b""
+        return self.digests[self.shared * DIGEST_BYTES : (self.shared + 1) * DIGEST_BYTES]
 
 
 def trail(key: DigestKey, request: Request) -> Trail:

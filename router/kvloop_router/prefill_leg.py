@@ -14,6 +14,7 @@ import orjson
 
 from kvloop_connector.verdict import Outcome
 from kvloop_router import cost_model, legs, sizes
+from kvloop_router.background import Background
 from kvloop_router.engine import Engine, Work
 from kvloop_router.engines import Engines
 from kvloop_router.errors import EngineDraining, EngineError, EngineFailed, EngineRejected, EngineUnreachable
@@ -86,6 +87,7 @@ class PrefillLegs:
         metrics: Metrics,
         truth_sampling: TruthSampling,
         paths: Paths,
+        background: Background,
         clock: Callable[[], float],
     ) -> None:
         self._engines = engines
@@ -95,6 +97,7 @@ class PrefillLegs:
         self._metrics = metrics
         self._truth_sampling = truth_sampling
         self._paths = paths
+        self._background = background
         self._clock = clock
 
     async def run(
@@ -148,7 +151,12 @@ class PrefillLegs:
         return prefilled
 
     async def _settle(self, option: Option, prefilled: Prefilled) -> None:
-        await self._store.spend(option.kept.ident, option.grant)
+        spending = self._store.spend(option.kept.ident, option.grant)
+        if self._store.shared:
+            # Nobody else is given what was taken: the decode leg need not wait for the server.
+            self._background.start(spending, "a handle that was used")
+        else:
+            await spending
         verdict = None if option.proven else legs.verdict(prefilled.params)
         if verdict is not None and verdict.outcome in _UNTOUCHED:
             self._releases.add_refused(option.kept)

@@ -1,17 +1,16 @@
 """A kept handle as bytes: what memory holds of it, and what a store that routers share does. Pure.
 
-A version byte, the length of a JSON object with the small fields, the object, and the large ones as they are: digests,
-eight bytes a block, and block ids as runs. No token ids and no text are in it.
+A version byte, where the following parts end, a JSON list with the small fields, the large ones as they are, such as
+digests, eight bytes a block, and block ids as runs, in JSON. No token ids and no text are in it.
 """
 
 from __future__ import annotations
 
 import struct
-from array import array
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
 from collections.abc import Iterable, Mapping
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -22,20 +21,15 @@ from kvloop_router.history import Trail
 from kvloop_router.kept import Kept
 from kvloop_router.leases import Pace
 
-VERSION = 1
+VERSION = 2
 
-_HEAD = struct.Struct("<BI")
+_HEAD = struct.Struct("<BIII")
+"""The version, where the small fields end, where the runs begin and where they end."""
 _CHAIN = "chain"
-_SMALL_RUNS = "i"
-_LARGE_RUNS = "q"
 
 
 class UnknownRecord(ValueError):
     """A record of another version of this router, or none at all."""
-
-
-Place = tuple[str, int, int]
-"""Where in a record the runs of block ids are: how they are written, their first byte and the one after their last."""
 
 
 def encode(kept: Kept, *, ahead: float = 0.0, step: int = 1) -> bytes:
@@ -43,64 +37,77 @@ def encode(kept: Kept, *, ahead: float = 0.0, step: int = 1) -> bytes:
 
     step: filled up to a multiple of so many bytes, so that the place of one that is gone fits another.
     """
-    return placed(kept, ahead=ahead, step=step)[0]
-
-
-def placed(kept: Kept, *, ahead: float = 0.0, step: int = 1) -> tuple[bytes, Place]:
-    """As above, and where the runs are in it."""
-    params, proof = _without_chain(kept.params)
+    params, proof = _without_chain(kept.params) if FIELD in kept.params else (kept.params, b"")
+    trail, retained, pace = kept.trail, kept.retained, kept.pace
     conversation = b"" if kept.conversation is None else kept.conversation.encode("utf-8", "surrogatepass")
-    kind, runs = _packed(kept.blocks)
-    large = (kept.tenant_scope, conversation, kept.trail.digests, kept.retained.digests, kept.retained.exact, proof)
-    lengths = [len(part) for part in large]
-    small = {
-        "decode": kept.decode,
-        "process": kept.process,
-        "revision": kept.kv_revision,
-        "params": params,
-        "size": kept.block_size,
-        "tokens": kept.retained.tokens,
-        "shared": kept.trail.shared,
-        "answered": kept.trail.answered,
-        "named": kept.conversation is not None,
-        "times": (kept.deadline + ahead, kept.since + ahead, kept.ends + ahead),
-        "pace": (kept.pace.gaps, kept.pace.total, kept.pace.longest),
-        "groups": [len(group) for group in kept.blocks],
-        "kind": kind,
-        "runs": len(runs),
-        "lengths": lengths,
-    }
-    head = orjson.dumps(small)
-    start = _HEAD.size + len(head) + sum(lengths)
+    scope, past, digests, exact = kept.tenant_scope, trail.digests, retained.digests, retained.exact
+    lengths = (len(scope), len(conversation), len(past), len(digests), len(exact), len(proof))
+    small = orjson.dumps(
+        (
+            kept.decode,
+            kept.process,
+            kept.kv_revision,
+            params,
+            kept.block_size,
+            retained.tokens,
+            trail.shared,
+            trail.answered,
+            kept.conversation is not None,
+            kept.deadline + ahead,
+            kept.since + ahead,
+            kept.ends + ahead,
+            (pace.gaps, pace.total, pace.longest),
+            lengths,
+        )
+    )
+    runs = orjson.dumps(kept.blocks)
+    large = _HEAD.size + len(small)
+    start = large + sum(lengths)
     end = start + len(runs)
-    return b"".join((_HEAD.pack(VERSION, len(head)), head, *large, runs, bytes(-end % step))), (kind, start, end)
+    head = _HEAD.pack(VERSION, large, start, end)
+    return b"".join((head, small, scope, conversation, past, digests, exact, proof, runs, bytes(-end % step)))
 
 
 def decode(record: bytes, *, ahead: float = 0.0) -> Kept:
     """What ``encode`` was given; ``ahead`` as there. Raises UnknownRecord."""
     try:
-        small, start = _small(record)
+        large, start, end = _places(record)
+        (
+            engine,
+            process,
+            kv_revision,
+            params,
+            block_size,
+            tokens,
+            shared,
+            answered,
+            named,
+            deadline,
+            since,
+            ends,
+            pace,
+            lengths,
+        ) = orjson.loads(record[_HEAD.size : large])
         parts = []
-        for length in small["lengths"]:
-            parts.append(record[start : start + length])
-            start += length
-        scope, conversation, trail, digests, exact, proof = parts
-        deadline, since, ends = small["times"]
+        for length in lengths:
+            parts.append(record[large : large + length])
+            large += length
+        scope, conversation, past, digests, exact, proof = parts
         return Kept(
             tenant_scope=scope,
-            decode=small["decode"],
-            process=small["process"],
-            kv_revision=small["revision"],
-            params=_with_chain(small["params"], proof),
-            blocks=_unpacked(small, record[start : start + small["runs"]]),
-            retained=Retained(digests=digests, tokens=small["tokens"], exact=exact),
-            block_size=small["size"],
-            trail=Trail(trail, small["shared"], small["answered"]),
-            conversation=conversation.decode("utf-8", "surrogatepass") if small["named"] else None,
+            decode=engine,
+            process=process,
+            kv_revision=kv_revision,
+            params=_with_chain(params, proof),
+            blocks=tuple([(*map(tuple, group),) for group in orjson.loads(record[start:end])]),
+            retained=Retained(digests=digests, tokens=tokens, exact=exact),
+            block_size=block_size,
+            trail=Trail(past, shared, answered),
+            conversation=conversation.decode("utf-8", "surrogatepass") if named else None,
             deadline=deadline - ahead,
             since=since - ahead,
             ends=ends - ahead,
-            pace=Pace(*small["pace"]),
+            pace=Pace(*pace),
         )
     except UnknownRecord:
         raise
@@ -108,35 +115,17 @@ def decode(record: bytes, *, ahead: float = 0.0) -> Kept:
         raise UnknownRecord("malformed") from error
 
 
-def runs(record: bytes, place: Place) -> Iterable[tuple[int, int]]:
-    """The runs of block ids of all KV groups, one after the other."""
-    kind, start, end = place
-    numbers = iter(array(kind, record[start:end]))
-    return zip(numbers, numbers, strict=True)
+def runs(record: bytes) -> Iterable[tuple[int, int]]:
+    """The runs of block ids of all KV groups of a record that ``encode`` gave, one after the other."""
+    _, start, end = _places(record)
+    return chain.from_iterable(orjson.loads(record[start:end]))
 
 
-def _small(record: bytes) -> tuple[dict[str, Any], int]:
+def _places(record: bytes) -> tuple[int, int, int]:
     if len(record) < _HEAD.size or record[0] != VERSION:
         raise UnknownRecord(f"version {record[0] if record else 'none'}")
-    _, length = _HEAD.unpack_from(record)
-    start = _HEAD.size + length
-    return orjson.loads(record[_HEAD.size : start]), start
-
-
-def _packed(blocks: tuple[tuple[tuple[int, int], ...], ...]) -> tuple[str, bytes]:
-    flat = [*chain.from_iterable(chain.from_iterable(blocks))]
-    try:
-        return _SMALL_RUNS, array(_SMALL_RUNS, flat).tobytes()
-    except OverflowError:
-        return _LARGE_RUNS, array(_LARGE_RUNS, flat).tobytes()
-
-
-def _unpacked(small: Mapping[str, Any], packed: bytes) -> tuple[tuple[tuple[int, int], ...], ...]:
-    flat = array(small["kind"])
-    flat.frombytes(packed)
-    numbers = iter(flat)
-    pairs = zip(numbers, numbers, strict=True)
-    return tuple([(*islice(pairs, length),) for length in small["groups"]])
+    _, large, start, end = _HEAD.unpack_from(record)
+    return large, start, end
 
 
 def _without_chain(params: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
@@ -150,7 +139,9 @@ def _without_chain(params: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]
         digests = b64decode(text, validate=True)
     except (NotBase64, ValueError):
         return params, b""
-    if b64encode(digests).decode() != text:
+    # There are other texts for these bytes: with padding elsewhere, or with bits at the end that stand for nothing.
+    whole, rest = divmod(len(digests), 3)
+    if len(text) != 4 * (whole + (rest > 0)) or text[4 * whole :] != b64encode(digests[3 * whole :]).decode():
         return params, b""
     return {**params, FIELD: {**proof, _CHAIN: None}}, digests
 

@@ -49,6 +49,7 @@ class Request:
     """One turn as the client asked for it. ``body`` is without what is the router's alone.
 
     model: as the client named it. conversation: the id that the client gave, or None. stream: asked for a stream.
+    size: of the body, in bytes.
     """
 
     api: Api
@@ -56,6 +57,7 @@ class Request:
     model: str
     conversation: str | None
     stream: bool
+    size: int = 0
 
     @property
     def max_tokens(self) -> int | None:
@@ -136,7 +138,7 @@ def parse(api: Api, raw: bytes, *, conversation: str | None, models: frozenset[s
         raise RequestError(
             f"A conversation id has at most {_CONVERSATION_CHARACTERS} characters.", param=CONVERSATION_FIELD
         )
-    return Request(api=api, body=body, model=model, conversation=named, stream=bool(body.get("stream")))
+    return Request(api=api, body=body, model=model, conversation=named, stream=bool(body.get("stream")), size=len(raw))
 
 
 def require_model(body: Mapping[str, Any], models: frozenset[str]) -> str:

@@ -5,10 +5,12 @@ With KvloopConnector the prefill engine proves it: here a handle is found by the
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from kvloop_connector.digest import Retained, retain, reusable_tokens
+from kvloop_connector.digest import Retained, retain
 from kvloop_connector.errors import InvalidHandle
 from kvloop_connector.handle import RETAIN_PARAMS, KVHandle
 from kvloop_router import history, leases, legs, ranks
@@ -115,6 +117,15 @@ class Reuse:
         equal = max(option.tokens for option in proven)
         return Options((), "below_threshold" if partly else "diverged", equal)
 
+    def to_digest(self, proof: Proof | None, decode: str) -> Callable[[], bool] | None:
+        """What makes, part by part, a long prompt's digests for the handle that its turn will leave at this engine,
+        so that it can be done while engines compute; None where there is nothing to do ahead."""
+        leaves = self._config.reuse and self._config.kv_transfer.bidirectional_kv_xfer
+        engine = self._engines.get(decode)
+        if not leaves or proof is None or not proof.long or engine is None or engine.block_size is None:
+            return None
+        return partial(proof.digest_more, engine.spec.kv_revision, engine.block_size)
+
     async def keep(
         self,
         request: Request,
@@ -175,15 +186,7 @@ class Reuse:
         groups = kept.group_sizes
         if len(groups) > 1 and not self._config.engine.multi_group_reuse:
             return 0
-        return reusable_tokens(
-            kept.retained,
-            proof.token_ids,
-            key=proof.key(kept.kv_revision),
-            block_size=kept.block_size,
-            remote_num_tokens=int(kept.params["remote_num_tokens"]),
-            blocks_per_group=groups,
-            prompt_digests=proof.digests(kept),
-        )
+        return proof.reusable(kept)
 
     async def _give_up(self, matches: Iterable[Match]) -> None:
         for match in matches:
@@ -303,7 +306,7 @@ class Reuse:
         revision = decode.spec.kv_revision
         return retain(
             prompt.key(revision),
-            [*prompt.token_ids, *ended.token_ids],
+            prompt.tokens + array("I", ended.token_ids),
             handle.num_tokens,
             decode.block_size,
             known=prompt.known(revision, decode.block_size),
@@ -377,4 +380,4 @@ def _worth_it(option: Option, query: Query) -> bool:
 
 
 def _size(handle: KVHandle) -> int:
-    return sum(len(group) for group in handle.block_ids)
+    return sum(handle.group_sizes)

@@ -44,7 +44,7 @@ SCRIPT = "\n".join(
     files("kvloop_router").joinpath(name).read_text(encoding="utf-8")
     for name in ("shared_handles.lua", "shared_store.lua")
 )
-LAYOUT = 1
+LAYOUT = 2
 """Of keys and records. Routers that write another one see nothing of these."""
 
 _BATCH = 64

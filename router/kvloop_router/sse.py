@@ -69,7 +69,9 @@ class Events:
         pending = self._pending
         at = max(0, self._searched - _LONGEST_BLANK_LINE)
         if pending.find(b"\r", at) < 0:
-            # Far faster, and the same.
+            # Far faster, and the same. Most of what waits is one long line.
+            if pending.find(b"\n", at) < 0:
+                return
             while (at := pending.find(b"\n\n", at) + 2) >= 2:
                 yield at
         else:

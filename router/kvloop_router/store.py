@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from sys import intern
 
 from kvloop_connector.lifecycle import Effect, Event, Lease, State, transition
@@ -32,6 +32,7 @@ from kvloop_router.kept import (
     Why,
     same_name,
 )
+from kvloop_router.key_index import KeyIndex
 
 _ENTRY_BYTES = 2048
 """What a handle takes beside its record: its places in the indexes, and what is remembered of it afterwards."""
@@ -54,15 +55,18 @@ AFTER: Mapping[State, Absence] = {
 
 @dataclass(slots=True)
 class _Entry:
-    """A handle. ``named``: the key of its conversation id."""
+    """A handle.
+
+    keys: what it can be found by: its conversation id, its whole history and the start of that. One can be empty, which
+        stands for none, or be there twice.
+    """
 
     ident: str
     process: str
     record: bytes
-    runs: records.Place
     trail: Trail
     conversation: str | None
-    named: bytes
+    keys: tuple[bytes, bytes, bytes]
     lease: Lease
     revoked: bool = False
 
@@ -74,12 +78,6 @@ class _Entry:
     def size(self) -> int:
         """Bytes."""
         return len(self.record) + _ENTRY_BYTES
-
-    @property
-    def keys(self) -> tuple[bytes, bytes, bytes]:
-        """What it can be found by; one can be empty, which stands for none, or be there twice."""
-        trail = self.trail
-        return self.named, trail.whole, trail.start
 
 
 @dataclass(slots=True)
@@ -108,7 +106,7 @@ class MemoryStore:
         self._clock = clock
         self._ended = ended
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._index: dict[bytes, dict[str, None]] = {}
+        self._index = KeyIndex()
         self._processes: dict[str, _Process] = {}
         # One for each deadline that an entry has or had.
         self._deadlines: list[tuple[float, str]] = []
@@ -183,14 +181,15 @@ class MemoryStore:
     async def put(self, kept: Kept, *, max_blocks: int | None = None) -> tuple[GivenUp, ...]:
         self._expire()
         entry = _entry(kept)
-        if entry.ident in self._entries:
+        ident, size = entry.ident, len(entry.record) + _ENTRY_BYTES
+        if ident in self._entries:
             return ()
-        if self._max_bytes is not None and entry.size > self._max_bytes:
+        if self._max_bytes is not None and size > self._max_bytes:
             return (GivenUp(kept, Why.FULL),)
-        given_up = [GivenUp(old, Why.SUPERSEDED) for old in self._supersede(kept)]
-        if self._is_full(entry.size):
-            given_up += [GivenUp(old, Why.FULL) for old in self._make_room(entry.size)]
-        process = self._processes.get(kept.process)
+        given_up = self._supersede(entry)
+        if self._is_full(size):
+            given_up += [GivenUp(old, Why.FULL) for old in self._make_room(size)]
+        process = self._processes.get(entry.process)
         if process is None:
             process = _Process(OrderedDict(), BlockUses())
         process.uses.add(kept.runs)
@@ -198,18 +197,11 @@ class MemoryStore:
             given_up += [GivenUp(old, Why.BUDGET) for old in self._keep_to(process, max_blocks)]
         # Not there where it is new, or where the last of its handles was just given up.
         self._processes[entry.process] = process
-        process.idents[entry.ident] = None
-        self._entries[entry.ident] = entry
-        self._bytes += entry.size
-        heapq.heappush(self._deadlines, (kept.deadline, entry.ident))
-        index, ident = self._index, entry.ident
-        for key in entry.keys:
-            if key:
-                idents = index.get(key)
-                if idents is None:
-                    index[key] = {ident: None}
-                else:
-                    idents[ident] = None
+        process.idents[ident] = None
+        self._entries[ident] = entry
+        self._bytes += size
+        heapq.heappush(self._deadlines, (kept.deadline, ident))
+        self._index.add(entry.keys, ident)
         return tuple(given_up)
 
     async def due(self, before: float) -> tuple[Kept, ...]:
@@ -222,8 +214,8 @@ class MemoryStore:
         if entry is None or entry.lease.state is not State.ISSUED:
             return False
         self._bytes -= entry.size
-        entry.record, entry.runs = records.placed(kept, step=_STEP)
-        entry.lease = replace(entry.lease, deadline=kept.deadline)
+        entry.record = records.encode(kept, step=_STEP)
+        entry.lease = entry.lease._replace(deadline=kept.deadline)
         self._bytes += entry.size
         heapq.heappush(self._deadlines, (kept.deadline, entry.ident))
         return True
@@ -233,8 +225,7 @@ class MemoryStore:
             self._note(key, why)
 
     async def end(self, tenant_scope: bytes, conversation: str) -> tuple[Kept, ...]:
-        idents = tuple(self._index.get(named(tenant_scope, conversation), ()))
-        return self._revoke(idents)
+        return self._revoke(self._threads(named(tenant_scope, conversation)))
 
     async def orphan(self, process: str) -> int:
         idents = self._of(process)
@@ -254,16 +245,15 @@ class MemoryStore:
 
     def _candidates(self, query: Query) -> Iterator[tuple[_Entry, bool]]:
         """Entries by the longest whole history, then by conversation id, then by a common start; newest first."""
-        for messages in range(len(query.trail), 0, -1):
-            prefix = query.trail.prefix(messages)
+        for index, prefix in enumerate(reversed(query.trail.prefixes)):
             if prefix in self._index:
-                yield from self._under(prefix, certain=True, whole=messages)
+                yield from self._under(prefix, certain=True, whole=len(query.trail) - index)
         if query.conversation is not None:
             yield from self._under(named(query.tenant_scope, query.conversation), certain=True)
         yield from self._under(query.trail.start, certain=False)
 
     def _under(self, key: bytes, *, certain: bool, whole: int | None = None) -> Iterator[tuple[_Entry, bool]]:
-        for ident in reversed(self._index.get(key, {})):
+        for ident in self._index.under(key):
             entry = self._entries[ident]
             if whole is None or len(entry.trail) == whole:
                 yield entry, certain
@@ -316,24 +306,30 @@ class MemoryStore:
     def _revoke(self, idents: Iterable[str]) -> tuple[Kept, ...]:
         return tuple([kept for ident in idents if (kept := self._withdraw(ident))])
 
-    def _supersede(self, kept: Kept) -> tuple[Kept, ...]:
+    def _supersede(self, new: _Entry) -> list[GivenUp]:
         """Give up the handles that a newer one of their conversation holds all of, and of too many threads that share
         its id the oldest."""
-        index, trail = self._index, kept.trail
+        index, trail = self._index, new.trail
+        called, whole, start = new.keys
+        # What a chat goes on from has its start, or at least its id; a completion's start is all of it.
+        if start not in index and called not in index and start != whole:
+            return []
         older = []
-        for messages in range(1, len(trail) + 1):
-            prefix = trail.prefix(messages)
+        for messages, prefix in enumerate(trail.prefixes, start=1):
             if prefix in index:
                 older += [
                     entry.ident
                     for entry, _ in self._under(prefix, certain=True, whole=messages)
-                    if outgrown(entry.trail, trail, named=same_name(entry.conversation, kept.conversation))
+                    if outgrown(entry.trail, trail, named=same_name(entry.conversation, new.conversation))
                 ]
-        if kept.conversation is not None:
-            threads = index.get(named(kept.tenant_scope, kept.conversation), ())
-            others = [ident for ident in threads if ident not in older]
+        if new.conversation is not None:
+            others = [ident for ident in self._threads(called) if ident not in older]
             older += others[: max(0, len(others) + 1 - THREADS)]
-        return self._revoke(older) if older else ()
+        return [GivenUp(old, Why.SUPERSEDED) for old in self._revoke(older)]
+
+    def _threads(self, key: bytes) -> tuple[str, ...]:
+        """The handles under a conversation id, the oldest first."""
+        return tuple(self._index.under(key))[::-1]
 
     def _expire(self) -> None:
         now = self._clock()
@@ -351,19 +347,12 @@ class MemoryStore:
         del self._entries[entry.ident]
         self._bytes -= entry.size
         process = self._processes[entry.process]
-        process.uses.remove(records.runs(entry.record, entry.runs))
+        process.uses.remove(records.runs(entry.record))
         del process.idents[entry.ident]
         if not process.idents:
             del self._processes[entry.process]
-        index, ident = self._index, entry.ident
-        for key in entry.keys:
-            idents = index.get(key)
-            if idents is not None and ident in idents:
-                if len(idents) == 1:
-                    del index[key]
-                else:
-                    del idents[ident]
-        for key in (entry.named, entry.trail.whole):
+        self._index.remove(entry.keys, entry.ident)
+        for key in entry.keys[:2]:
             self._note(key, AFTER[entry.lease.state])
         self._ended(entry.lease.state)
 
@@ -378,14 +367,13 @@ def named(tenant_scope: bytes, conversation: str | None) -> bytes:
 
 
 def _entry(kept: Kept) -> _Entry:
-    record, runs = records.placed(kept, step=_STEP)
+    conversation, trail = kept.conversation, kept.trail
     return _Entry(
-        ident=kept.ident,
-        process=intern(kept.process),
-        record=record,
-        runs=runs,
-        trail=kept.trail,
-        conversation=kept.conversation,
-        named=named(kept.tenant_scope, kept.conversation),
-        lease=Lease(kept.deadline),
+        kept.ident,
+        intern(kept.process),
+        records.encode(kept, step=_STEP),
+        trail,
+        conversation,
+        (b"" if conversation is None else named(kept.tenant_scope, conversation), trail.whole, trail.start),
+        Lease(kept.deadline),
     )

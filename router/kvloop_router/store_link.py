@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha1
 from pathlib import Path
 from random import Random
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.credentials import CredentialProvider
-from redis.exceptions import ConnectionError as NoConnection, NoScriptError, RedisError, TimeoutError as TooLate
+from kvloop_router.store_connection import Argument, Refused, Server, StoreConnection
 
 _log = logging.getLogger(__name__)
 
-_CONNECTIONS = 32
 _SOONEST_SECONDS = 0.1
 _LATEST_SECONDS = 5.0
-_TLS_SCHEMES = frozenset({"rediss", "valkeys"})
-_DEFAULT_PORT = 6379
 
 
 class StoreUnavailable(Exception):
@@ -38,6 +29,10 @@ class StoreUnavailable(Exception):
         super().__init__(outcome)
         self.outcome = outcome
         self.sent = sent
+
+
+class _NotConnectedError(OSError):
+    """No connection could be made: nothing was sent."""
 
 
 class StoreLink:
@@ -54,7 +49,7 @@ class StoreLink:
         ca_file: Path | None = None,
         count: Callable[[str, str], None] = lambda operation, outcome: None,
     ) -> None:
-        """seconds: for one call, waiting for a free connection included."""
+        """seconds: for one call, connecting included where that is needed."""
         self._script = script
         self._sha = sha1(script.encode(), usedforsecurity=False).hexdigest()
         self._seconds = seconds
@@ -62,14 +57,16 @@ class StoreLink:
         self._count = count
         self._down = asyncio.Event()
         self._down.set()
-        self._redis = Redis(connection_pool=_pool(url, seconds, password_file, ca_file))
+        self._server = Server.at(url, password_file=password_file, ca_file=ca_file)
+        self._connecting = asyncio.Lock()
+        self._connection: StoreConnection | None = None
 
     @property
     def up(self) -> bool:
         """Whether the last call was answered."""
         return not self._down.is_set()
 
-    async def call(self, operation: str, keys: Sequence[str], *arguments: bytes | str | float) -> list[Any]:
+    async def call(self, operation: str, keys: Sequence[str], *arguments: Argument) -> list[Any]:
         """The script's answer. Raises StoreUnavailable."""
         if not self.up:
             self._count(operation, "skipped")
@@ -79,8 +76,9 @@ class StoreLink:
 
     async def connect(self, check: Callable[[], Awaitable[Any]]) -> bool:
         """See whether the server answers; then calls are sent. check: a call that shows it, made once they are."""
+        self._close()
         try:
-            await self._within_time("ping", self._redis.ping())
+            await self._within_time("ping", self._ask("PING"))
             self._down.clear()
             await check()
         except StoreUnavailable:
@@ -98,25 +96,47 @@ class StoreLink:
                 wait = min(2 * wait, _LATEST_SECONDS)
 
     async def close(self) -> None:
-        """Close all connections."""
-        await self._redis.aclose()
-        await self._redis.connection_pool.disconnect()
+        """Close the connection."""
+        self._down.set()
+        self._close()
 
-    async def _run(self, keys: Sequence[str], *arguments: bytes | str | float) -> Any:
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    async def _run(self, keys: Sequence[str], *arguments: Argument) -> Any:
         try:
-            return await self._redis.evalsha(self._sha, len(keys), *keys, *arguments)
-        except NoScriptError:
-            return await self._redis.eval(self._script, len(keys), *keys, *arguments)
+            return await self._ask("EVALSHA", self._sha, len(keys), *keys, *arguments)
+        except Refused as error:
+            if not str(error).startswith("NOSCRIPT"):
+                raise
+            return await self._ask("EVAL", self._script, len(keys), *keys, *arguments)
+
+    async def _ask(self, *command: Argument) -> Any:
+        connection = self._connection
+        if connection is None or not connection.open:
+            connection = await self._connected()
+        return await connection.ask(command)
+
+    async def _connected(self) -> StoreConnection:
+        async with self._connecting:
+            if self._connection is None or not self._connection.open:
+                try:
+                    self._connection = await self._server.connect()
+                except OSError as error:
+                    raise _NotConnectedError(str(error) or "in vain") from error
+            return self._connection
 
     async def _within_time(self, operation: str, call: Awaitable[Any]) -> Any:
         try:
             async with asyncio.timeout(self._seconds):
                 answer = await call
-        except (TimeoutError, TooLate) as error:
+        except TimeoutError as error:
             raise self._failed(operation, "timeout", error) from error
-        except (NoConnection, OSError) as error:
+        except OSError as error:
             raise self._failed(operation, "unreachable", error) from error
-        except RedisError as error:
+        except Refused as error:
             raise self._failed(operation, "refused", error) from error
         self._count(operation, "ok")
         return answer
@@ -131,45 +151,4 @@ class StoreLink:
             )
         self._down.set()
         self._count(operation, outcome)
-        return StoreUnavailable(outcome, sent=True)
-
-
-class _PasswordFile(CredentialProvider):
-    """The user of the URL and a password that is read at each connection, so that it may change."""
-
-    def __init__(self, user: str | None, path: Path) -> None:
-        self._user = user
-        self._path = path
-
-    def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        password = self._path.read_text(encoding="utf-8").strip()
-        return (password,) if self._user is None else (self._user, password)
-
-    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        return self.get_credentials()
-
-
-def _pool(url: str, seconds: float, password_file: Path | None, ca_file: Path | None) -> BlockingConnectionPool:
-    parts = urlsplit(url)
-    user = unquote(parts.username) if parts.username else None
-    options: dict[str, Any] = {
-        "host": parts.hostname or "localhost",
-        "port": parts.port or _DEFAULT_PORT,
-        "db": int(parts.path.strip("/") or 0),
-        "socket_timeout": seconds,
-        "socket_connect_timeout": seconds,
-        "socket_keepalive": True,
-        # What was sent may have been carried out, and must not be twice.
-        "retry": Retry(NoBackoff(), 0),
-    }
-    if password_file is not None:
-        options["credential_provider"] = _PasswordFile(user, password_file)
-    elif parts.password is not None:
-        options |= {"username": user, "password": unquote(parts.password)}
-    kind: type[Connection] = Connection
-    if parts.scheme in _TLS_SCHEMES:
-        kind = SSLConnection
-        options["ssl_min_version"] = ssl.TLSVersion.TLSv1_2
-        if ca_file is not None:
-            options["ssl_ca_certs"] = str(ca_file)
-    return BlockingConnectionPool(connection_class=kind, max_connections=_CONNECTIONS, timeout=seconds, **options)
+        return StoreUnavailable(outcome, sent=not isinstance(error, _NotConnectedError))

@@ -11,7 +11,9 @@ from kvloop_router.background import Background
 from kvloop_router.config import Config
 from kvloop_router.kept import HandleStore
 from kvloop_router.metrics import Metrics
+from kvloop_router.shared_store import SCRIPT, SharedStore
 from kvloop_router.store import MemoryStore
+from kvloop_router.store_link import StoreLink
 
 
 @asynccontextmanager
@@ -30,10 +32,6 @@ async def open_store(
         metrics.handle_store_bytes.set_function(lambda: memory.size)
         yield memory
         return
-    # Its client takes a while to load, which only routers that share handles have to spend.
-    from kvloop_router.shared_store import SCRIPT, SharedStore
-    from kvloop_router.store_link import StoreLink
-
     link = StoreLink(
         chosen.url,
         script=SCRIPT,

@@ -23,7 +23,7 @@ import orjson
 
 from kvloop_connector.settings import Role
 from kvloop_router import history, legs, relay
-from kvloop_router.background import Background
+from kvloop_router.background import Background, aside, in_parts, let_others_go_on
 from kvloop_router.choosing import Choosing
 from kvloop_router.config import Config
 from kvloop_router.engine import Engine, decode_work
@@ -103,6 +103,7 @@ class Turns:
             metrics=metrics,
             truth_sampling=truth_sampling,
             paths=paths,
+            background=background,
             clock=clock,
         )
         self._tokenizer = Tokenizer(config, engines, templates, random)
@@ -122,7 +123,8 @@ class Turns:
 
         Raises RequestError, Unavailable, EngineRejected or EngineFailed before the first byte, StreamBroken after it.
         """
-        query = Query(scope.ident, request.conversation, history.trail(scope.history_key, request))
+        trail = await aside(request.size, lambda: history.trail(scope.history_key, request))
+        query = Query(scope.ident, request.conversation, trail)
         turn = Turn(request, scope, query, headers, report)
         self._running[id(turn)] = turn
         try:
@@ -159,6 +161,7 @@ class Turns:
             option = None
             pair = still_serving(pair, self._pool(turn), self._random, avoid=turn.tried, usable=self._pairs.usable)
             turn.needs.only(self._engines.get(pair.prefill))
+            await let_others_go_on(turn.request.size)
             try:
                 return await self._decode(turn, pair.decode, prefilled, relay.Begun(downstream, turn.needs.let_go))
             except EngineError as error:
@@ -254,6 +257,8 @@ class Turns:
         turn.report.prefill, turn.report.decode, turn.report.phase = pair.prefill, pair.decode, "prefill"
         started = self._clock()
         turn.needs.only(self._engines.get(pair.decode))
+        if (more := self._reuse.to_digest(turn.proof, pair.decode)) is not None:
+            self._background.start(in_parts(more), "digests of a prompt")
         prefilled = await self._background.finish(
             self._run_prefill(turn, pair.prefill, option, may_release=may_release)
         )

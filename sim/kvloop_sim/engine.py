@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -211,7 +210,7 @@ class Engine:
         for request_id in request_ids:
             record = self.retained.get(request_id)
             if record is not None and record.lease is not None:
-                record.lease = replace(record.lease, deadline=max(record.lease.deadline, now + extension))
+                record.lease = record.lease._replace(deadline=max(record.lease.deadline, now + extension))
 
     def expire(self, now: float) -> None:
         """Free what is retained past its deadline."""

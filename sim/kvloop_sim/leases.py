@@ -12,7 +12,7 @@ One thing is not as there: the plug-in starts only on versions that it was tried
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
@@ -97,7 +97,7 @@ class LeaseEndpoint:
             lease = retained[name].lease
             if lease is not None and lease.deadline != deadline:
                 engine.counters.released_while_read += deadline <= now and lease.state is State.TAKEN
-                retained[name].lease = replace(lease, deadline=deadline)
+                retained[name].lease = lease._replace(deadline=deadline)
         self._driver.deadlines_moved()
         return [answer]
 

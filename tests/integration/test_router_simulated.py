@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvloop_connector.settings import KVTransferSettings, Role
+from kvloop_router import background, proof
 from tests.harness.engines import Engine, Engines, EngineSpec, Kind, start
 from tests.harness.metrics import EngineMetrics
 from tests.integration.router_process import Got, RouterUnderTest, routing, until
@@ -65,13 +66,19 @@ async def holds_nothing(engine: Engine) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_each_turn_claims_what_prefill_counted_and_answers_as_a_cold_one(
-    engines: Engines, tmp_path: Path, streamed: bool
+    engines: Engines, tmp_path: Path, streamed: bool, long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if long:
+        # What is done in parts for prompts that would take a test too long.
+        monkeypatch.setattr(background, "_LONG_BYTES", 1)
+        monkeypatch.setattr(proof, "_LONG_TOKENS", 1)
+        monkeypatch.setattr(proof, "_BLOCKS_AT_ONCE", 2)
     prefill = engines.prefill[0]
     async with over(tmp_path, engines, [prefill]) as router:
-        contents = [f"{streamed} {WORK}"]
+        contents = [f"{streamed} {long} {WORK}"]
         for number in range(4):
             before = await counted(prefill)
             got = await say(router, *contents, stream=streamed)

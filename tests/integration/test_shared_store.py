@@ -53,6 +53,11 @@ class Store(SharedStore):
     def now(self) -> float:
         return self._clock()
 
+    @property
+    def connected(self) -> bool:
+        connection = self._link._connection
+        return connection is not None and connection.open
+
 
 @asynccontextmanager
 async def opened(
@@ -291,6 +296,18 @@ class TestWithoutTheServer:
                 await until(lambda: store.up)
                 assert await store.put(again) == ()
                 assert await store.take(again.ident) == 1
+
+    async def test_a_handle_that_could_not_be_sent_is_released_at_once(self, tmp_path: Path) -> None:
+        with store_server(tmp_path) as server:
+            async with opened(server, None) as store:
+                # So that the connection has ended before the store is asked.
+                server.kill()
+                await until(lambda: not store.connected)
+                handle = lasting(store, "one", "hello")
+
+                assert store.up
+                assert await store.put(handle) == (GivenUp(handle, Why.STORE_UNAVAILABLE),)
+                assert store.told["put", "unreachable"] == 1
 
     async def test_a_frozen_server_holds_nobody_up_twice(self, tmp_path: Path) -> None:
         with store_server(tmp_path) as server:

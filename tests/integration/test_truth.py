@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvloop_connector import digest
-from kvloop_router import reuse
+from kvloop_router import proof
 from tests.harness.engines import Kind, start
 from tests.truth import stage
 from tests.truth.arms import kvloops_router, naive_router
@@ -45,7 +45,7 @@ async def test_same_turns_are_right_with_a_proof_and_wrong_without(place: Stage,
 async def test_router_that_proves_nothing_is_found_out(
     place: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reuse, "reusable_tokens", lambda *args, remote_num_tokens, **more: remote_num_tokens // 32 * 32)
+    monkeypatch.setattr(proof, "reusable_tokens", lambda *args, remote_num_tokens, **more: remote_num_tokens // 32 * 32)
 
     assert (await through_kvloops(tmp_path, place)).wrong
 
@@ -54,7 +54,7 @@ async def test_router_that_reuses_little_is_found_out(
     place: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proven = digest.reusable_tokens
-    monkeypatch.setattr(reuse, "reusable_tokens", lambda *args, **more: min(64, proven(*args, **more)))
+    monkeypatch.setattr(proof, "reusable_tokens", lambda *args, **more: min(64, proven(*args, **more)))
 
     tally = await through_kvloops(tmp_path, place)
 

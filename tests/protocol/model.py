@@ -12,7 +12,7 @@ late, send a put back again because its acknowledgement was lost.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -294,7 +294,7 @@ def renumbered(handle: Handle) -> Handle:
         return handle
     grants = sorted({handle.stored.grants, *(leg.grant for leg in handle.legs)})
     legs = tuple(leg._replace(grant=grants.index(leg.grant)) for leg in handle.legs)
-    return handle._replace(stored=replace(handle.stored, grants=grants.index(handle.stored.grants)), legs=legs)
+    return handle._replace(stored=handle.stored._replace(grants=grants.index(handle.stored.grants)), legs=legs)
 
 
 def _aged(handle: Handle) -> Handle:

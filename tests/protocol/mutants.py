@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvloop_connector.lifecycle import Effect, Event, Lease, Outcome, State, transition
 from tests.protocol.model import Invariant
@@ -26,7 +26,7 @@ class Mutant:
 
 
 def _granted(lease: Lease) -> Outcome:
-    return Outcome(replace(lease, state=State.TAKEN, grants=lease.grants + 1), Effect.GRANT)
+    return Outcome(lease._replace(state=State.TAKEN, grants=lease.grants + 1), Effect.GRANT)
 
 
 def _take_of(*states: State) -> Fault:
@@ -56,7 +56,7 @@ def _take_at_the_margin(lease: Lease, event: Event, now: float, _: int | None) -
 
 def _take_renews(lease: Lease, event: Event, now: float, grant: int | None) -> Outcome | None:
     outcome = transition(lease, event, now, grant=grant)
-    return replace(outcome, lease=replace(outcome.lease, deadline=lease.deadline + 2)) if _grants(outcome) else None
+    return outcome._replace(lease=outcome.lease._replace(deadline=lease.deadline + 2)) if _grants(outcome) else None
 
 
 def _grants(outcome: Outcome) -> bool:
@@ -66,14 +66,14 @@ def _grants(outcome: Outcome) -> bool:
 def _revives(event: Event, *states: State) -> Fault:
     def fault(lease: Lease, happened: Event, _: float, __: int | None) -> Outcome | None:
         revived = happened is event and lease.state in states
-        return Outcome(replace(lease, state=State.ISSUED), Effect.NONE) if revived else None
+        return Outcome(lease._replace(state=State.ISSUED), Effect.NONE) if revived else None
 
     return fault
 
 
 def _put_back_renews(lease: Lease, event: Event, now: float, _: int | None) -> Outcome | None:
     if event is Event.PUT_BACK and lease.state is State.TAKEN:
-        return Outcome(replace(lease, state=State.ISSUED, deadline=now + 4), Effect.NONE)
+        return Outcome(lease._replace(state=State.ISSUED, deadline=now + 4), Effect.NONE)
     return None
 
 
@@ -95,7 +95,7 @@ def _frees_nothing(state: State) -> Fault:
     def fault(lease: Lease, event: Event, now: float, grant: int | None) -> Outcome | None:
         outcome = transition(lease, event, now, grant=grant)
         freed = outcome.effect is Effect.FREE and outcome.lease.state is state
-        return replace(outcome, effect=Effect.NONE) if freed else None
+        return outcome._replace(effect=Effect.NONE) if freed else None
 
     return fault
 
@@ -104,14 +104,14 @@ def _stays(state: State, instead: State) -> Fault:
     def fault(lease: Lease, event: Event, now: float, grant: int | None) -> Outcome | None:
         outcome = transition(lease, event, now, grant=grant)
         ended = outcome.effect is Effect.FREE and outcome.lease.state is state
-        return replace(outcome, lease=replace(outcome.lease, state=instead)) if ended else None
+        return outcome._replace(lease=outcome.lease._replace(state=instead)) if ended else None
 
     return fault
 
 
 def _release_of_taken(lease: Lease, event: Event, now: float, _: int | None) -> Outcome | None:
     taken = event is Event.RELEASE and lease.state is State.TAKEN and now < lease.deadline
-    return Outcome(replace(lease, state=State.RELEASED), Effect.FREE) if taken else None
+    return Outcome(lease._replace(state=State.RELEASED), Effect.FREE) if taken else None
 
 
 def _expires_late(lease: Lease, event: Event, now: float, _: int | None) -> Outcome | None:
@@ -121,7 +121,7 @@ def _expires_late(lease: Lease, event: Event, now: float, _: int | None) -> Outc
 
 def _expires_early(lease: Lease, event: Event, now: float, _: int | None) -> Outcome | None:
     early = lease.live and event is Event.EXPIRE and now + 1 >= lease.deadline
-    return Outcome(replace(lease, state=State.EXPIRED), Effect.FREE) if early else None
+    return Outcome(lease._replace(state=State.EXPIRED), Effect.FREE) if early else None
 
 
 MUTANTS = [

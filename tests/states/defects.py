@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from kvloop_connector.lifecycle import Event, State
-from kvloop_router import release, reuse, scope
+from kvloop_router import proof, release, reuse, scope
 from kvloop_router.kept import Kept
 from kvloop_router.store import MemoryStore
 
@@ -21,7 +21,7 @@ def _nothing_is_proven(patch: pytest.MonkeyPatch) -> None:
     def all_of_it(_: Any, prompt: Any, *, block_size: int, remote_num_tokens: int, **__: Any) -> int:
         return min(remote_num_tokens, len(prompt)) // block_size * block_size
 
-    patch.setattr(reuse, "reusable_tokens", all_of_it)
+    patch.setattr(proof, "reusable_tokens", all_of_it)
 
 
 def _take_is_not_atomic(patch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import copy
-from itertools import product
+from enum import IntEnum
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ def test_a_handle_is_read_by_field() -> None:
     assert handle.num_tokens == 60
     assert handle.block_ids == ((7, 8, 9, 4),)
     assert handle.kv_groups == 1
+    assert handle.group_sizes == [4]
 
 
 def test_what_came_is_what_is_forwarded() -> None:
@@ -133,9 +135,31 @@ def test_a_cold_prefill_leg_has_no_remote_field_at_all() -> None:
     assert COLD_PREFILL_PARAMS == {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-@given(st.lists(st.integers(0, 30)))
+def runs() -> st.SearchStrategy[list[int]]:
+    """Block ids of a run that goes up or down."""
+    up = st.builds(lambda first, count: list(range(first, first + count)), st.integers(0, 50), st.integers(0, 40))
+    return up | up.map(lambda ids: ids[::-1])
+
+
+@given(st.lists(st.integers(0, 30)) | st.lists(runs(), max_size=5).map(lambda parts: [*chain(*parts)]))
 def test_ranges_give_back_the_block_ids_in_order(blocks: list[int]) -> None:
     assert from_ranges(to_ranges(blocks)) == blocks
+
+
+class Number(IntEnum):
+    ONE = 1
+
+
+OTHERS = st.sampled_from([True, -1, -(2**70), 1.0, "1", None, (), Number.ONE])
+
+
+@given(blocks=st.lists(st.integers(0, 2**70)), other=OTHERS, place=st.integers(0))
+def test_one_that_is_no_block_id_is_found_at_any_place(blocks: list[int], other: Any, place: int) -> None:
+    place %= len(blocks) + 1
+    KVHandle.parse(params(remote_block_ids=[[1], blocks]))
+
+    with pytest.raises(InvalidHandle):
+        KVHandle.parse(params(remote_block_ids=[[1], [*blocks[:place], other, *blocks[place:]]]))
 
 
 def test_neighbouring_blocks_make_one_range() -> None:

@@ -207,7 +207,7 @@ class ReleaseDuringRead(Leases):
     def release(self, turn: str, now: float) -> Freed:
         held = self._held.get(turn)
         if held is not None:
-            self._held[turn] = replace(held, lease=replace(held.lease, state=State.ISSUED))
+            self._held[turn] = replace(held, lease=held.lease._replace(state=State.ISSUED))
         return super().release(turn, now)
 
 
@@ -261,7 +261,7 @@ class RenewsWhatIsRead(Leases):
     def renew(self, turn: str, seconds: float, now: float) -> Renewal | None:
         held = self._held.get(turn)
         if held is not None and held.lease.state is State.TAKEN:
-            self._held[turn] = replace(held, lease=replace(held.lease, deadline=now + seconds))
+            self._held[turn] = replace(held, lease=held.lease._replace(deadline=now + seconds))
             return Renewal(now + seconds, 1)
         return super().renew(turn, seconds, now)
 
@@ -290,7 +290,7 @@ class GrantsAtTheEnd(Leases):
     def claim(self, turn: str, now: float) -> Claim:
         held = self._held.get(turn)
         if held is not None:
-            self._held[turn] = replace(held, lease=replace(held.lease, margin=0))
+            self._held[turn] = replace(held, lease=held.lease._replace(margin=0))
         return super().claim(turn, now)
 
 
@@ -310,7 +310,7 @@ class GivesUpWhatIsRead(Leases):
 
     def retain(self, turn: str, blocks: Any, now: float) -> Retained:
         for other, held in self._held.items():
-            self._held[other] = replace(held, lease=replace(held.lease, state=State.ISSUED))
+            self._held[other] = replace(held, lease=held.lease._replace(state=State.ISSUED))
         return super().retain(turn, blocks, now)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 
 import pytest
 
@@ -64,3 +65,40 @@ async def test_work_goes_on_when_whoever_waits_for_it_leaves() -> None:
     end.set()
     await owner.idle()
     assert ended == ["work"]
+
+
+async def test_others_go_on_between_the_parts_of_long_work() -> None:
+    done: list[str] = []
+
+    def part() -> bool:
+        done.append("part")
+        return done.count("part") < 3
+
+    async def other() -> None:
+        for _ in range(3):
+            done.append("other")
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(background.in_parts(part))
+        group.create_task(other())
+    assert done == ["other", "part", "other", "part", "other", "part"]
+
+
+@pytest.mark.parametrize("size", [1, 128 * 1024])
+async def test_what_is_done_aside_is_the_same_for_long_and_short_requests(size: int) -> None:
+    here = threading.get_ident()
+
+    assert (await background.aside(size, threading.get_ident) == here) is (size == 1)
+    with pytest.raises(ValueError, match="a defect"):
+        await background.aside(size, lambda: int("a defect"))
+
+
+@pytest.mark.parametrize(("size", "order"), [(128 * 1024, ["other", "long"]), (128 * 1024 - 1, ["long", "other"])])
+async def test_others_go_on_beside_a_long_request_only(size: int, order: list[str]) -> None:
+    done: list[str] = []
+    asyncio.get_running_loop().call_soon(done.append, "other")
+    await background.let_others_go_on(size)
+    done.append("long")
+    await asyncio.sleep(0)
+    assert done == order
