@@ -69,7 +69,7 @@ class KVHandle:
     @property
     def block_ids(self) -> tuple[tuple[int, ...], ...]:
         """Logical block ids, one sequence a KV group."""
-        return tuple(tuple(group) for group in self.params["remote_block_ids"])
+        return tuple([tuple(group) for group in self.params["remote_block_ids"]])
 
     @property
     def group_sizes(self) -> list[int]:

@@ -127,4 +127,4 @@ def _positive(learned: tuple[float, ...], prior: tuple[float, ...]) -> tuple[flo
     """Coefficients that were learned, as a prior: of one that was fitted to nothing, a small part of the usual one,
     measured by what the others are of theirs."""
     size = sum(learned) / sum(prior)
-    return tuple(max(value, usual * size / 100) or usual for value, usual in zip(learned, prior, strict=True))
+    return tuple([max(value, usual * size / 100) or usual for value, usual in zip(learned, prior, strict=True)])

@@ -113,9 +113,11 @@ class Engines:
         """The engines as the policy sees them: those that serve ``model``, or all."""
         now = self._clock()
         return tuple(
-            engine.candidate(now, self._most_turns)
-            for engine in self._engines.values()
-            if model is None or engine.serves(model, self._default_model)
+            [
+                engine.candidate(now, self._most_turns)
+                for engine in self._engines.values()
+                if model is None or engine.serves(model, self._default_model)
+            ]
         )
 
     def present(self, process: str) -> bool:

@@ -131,7 +131,7 @@ def _clipped(value: float, around: float, spread: float) -> float:
 def _resized(fit: Fit, size: float) -> Fit:
     size = max(-_SIZE_LIMIT, min(_SIZE_LIMIT, size))
     factor = exp(size)
-    return replace(fit, size=size, coefficients=tuple(value * factor for value in fit.prior))
+    return replace(fit, size=size, coefficients=tuple([value * factor for value in fit.prior]))
 
 
 def _solved(fit: Fit) -> tuple[float, ...]:
@@ -160,7 +160,7 @@ def _solved(fit: Fit) -> tuple[float, ...]:
         }
         if not outside:
             values = {**dict(zip(free, found, strict=True)), **bound}
-            return tuple(values[row] for row in range(size))
+            return tuple([values[row] for row in range(size)])
         bound.update(outside)
 
 

@@ -45,7 +45,7 @@ def raw(value: str) -> bytes:
 def api_keys(incoming: Mapping[str, str]) -> tuple[str, ...]:
     """The keys that a client gives: as OpenAI's clients do, as Anthropic's do, or both."""
     offered = (bearer(incoming.get("Authorization")), (incoming.get(API_KEY) or "").strip())
-    return tuple(key for key in offered if key)
+    return tuple([key for key in offered if key])
 
 
 def bearer(authorization: str | None) -> str | None:

@@ -134,7 +134,7 @@ class Kept:
 def packed(handle: KVHandle) -> tuple[dict[str, Any], tuple[tuple[tuple[int, int], ...], ...]]:
     """``params`` and ``blocks`` of a Kept for ``handle``."""
     params = {name: value for name, value in handle.params.items() if name != "remote_block_ids"}
-    return params, tuple(to_ranges(group) for group in handle.params["remote_block_ids"])
+    return params, tuple([to_ranges(group) for group in handle.params["remote_block_ids"]])
 
 
 class Query(NamedTuple):

@@ -99,7 +99,7 @@ def decode(record: bytes, *, ahead: float = 0.0) -> Kept:
             process=process,
             kv_revision=kv_revision,
             params=_with_chain(params, proof),
-            blocks=tuple(tuple(map(tuple, group)) for group in orjson.loads(record[start:end])),
+            blocks=tuple([(*map(tuple, group),) for group in orjson.loads(record[start:end])]),
             retained=Retained(digests=digests, tokens=tokens, exact=exact),
             block_size=block_size,
             trail=Trail(past, shared, answered),

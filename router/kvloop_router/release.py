@@ -140,7 +140,7 @@ class Releases:
     def take_direct(self) -> tuple[Pending, ...]:
         """All of which the issuers are to be told; they are the caller's from now on."""
         self._forget_expired()
-        direct = tuple(item for item in self._pending if item.direct)
+        direct = tuple([item for item in self._pending if item.direct])
         self._pending = [item for item in self._pending if not item.direct]
         return direct
 

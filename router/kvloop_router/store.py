@@ -15,6 +15,7 @@ from sys import intern
 
 from kvloop_connector.lifecycle import Effect, Event, Lease, State, transition
 from kvloop_router import records
+from kvloop_router.absences import Absences
 from kvloop_router.block_uses import BlockUses
 from kvloop_router.history import Kinship, Trail, kinship, outgrown
 from kvloop_router.kept import (
@@ -38,6 +39,9 @@ _ENTRY_BYTES = 2048
 
 _STEP = 512
 """Records are filled up to a multiple of so many bytes."""
+
+_REMEMBERED = 2
+"""For so many keys of each handle that there is room for, it is known why there is none any more."""
 
 AFTER: Mapping[State, Absence] = {
     State.TAKEN: Absence.TAKEN,
@@ -106,7 +110,8 @@ class MemoryStore:
         self._processes: dict[str, _Process] = {}
         # One for each deadline that an entry has or had.
         self._deadlines: list[tuple[float, str]] = []
-        self._absences: OrderedDict[bytes, Absence] = OrderedDict()
+        most = max_handles if max_bytes is None else min(max_handles, max_bytes // _ENTRY_BYTES)
+        self._absences = Absences(_REMEMBERED * max(1, most))
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -197,14 +202,11 @@ class MemoryStore:
         self._bytes += size
         heapq.heappush(self._deadlines, (kept.deadline, ident))
         self._index.add(entry.keys, ident)
-        if not self._absences.keys().isdisjoint(entry.keys):
-            for key in entry.keys:
-                self._absences.pop(key, None)
         return tuple(given_up)
 
     async def due(self, before: float) -> tuple[Kept, ...]:
         self._expire()
-        return tuple(entry.kept for entry in self._idle(self._entries) if entry.lease.deadline <= before)
+        return tuple([entry.kept for entry in self._idle(self._entries) if entry.lease.deadline <= before])
 
     async def renew(self, kept: Kept) -> bool:
         self._expire()
@@ -259,8 +261,9 @@ class MemoryStore:
     def _why_absent(self, query: Query) -> Absence:
         keys = [query.trail.prefix(messages) for messages in range(len(query.trail), query.trail.shared, -1)]
         for key in (named(query.tenant_scope, query.conversation), *keys):
-            if key in self._absences:
-                return self._absences[key]
+            # One that is there by now, but of no use here, is not absent for the reason that another was.
+            if key not in self._index and (why := self._absences.get(key)) is not None:
+                return why
         return Absence.MISS
 
     def _apply(self, ident: str, event: Event, grant: int | None = None) -> Effect:
@@ -301,7 +304,7 @@ class MemoryStore:
             yield from self._revoke((oldest.ident,))
 
     def _revoke(self, idents: Iterable[str]) -> tuple[Kept, ...]:
-        return tuple(kept for ident in idents if (kept := self._withdraw(ident)))
+        return tuple([kept for ident in idents if (kept := self._withdraw(ident))])
 
     def _supersede(self, new: _Entry) -> list[GivenUp]:
         """Give up the handles that a newer one of their conversation holds all of, and of too many threads that share
@@ -354,12 +357,8 @@ class MemoryStore:
         self._ended(entry.lease.state)
 
     def _note(self, key: bytes, absence: Absence) -> None:
-        if not key:
-            return
-        self._absences.pop(key, None)
-        self._absences[key] = absence
-        while len(self._absences) > 2 * self._max:
-            self._absences.popitem(last=False)
+        if key:
+            self._absences.note(key, absence)
 
 
 def named(tenant_scope: bytes, conversation: str | None) -> bytes:
