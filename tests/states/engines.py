@@ -46,6 +46,7 @@ class Network:
     """All engines that run, by the port of their side channel, and what went between them.
 
     known_to_be_gone: engine ids of which the router was told, or could see, that they are gone.
+    told: the process that told an issuer that what it retains for a request is not needed any more.
     violations: what no router may bring about.
     """
 
@@ -53,6 +54,7 @@ class Network:
     at: dict[int, LocalEngine] = field(default_factory=dict)
     known_to_be_gone: set[str] = field(default_factory=set)
     reads: dict[tuple[str, str], list[int | None]] = field(default_factory=dict)
+    told: dict[tuple[str, str], str] = field(default_factory=dict)
     scope_of: dict[int, Any] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
 
@@ -69,7 +71,13 @@ class Network:
 
     def come(self, reader: LocalEngine, issuer: LocalEngine, request_id: str, why: str) -> None:
         """Somebody comes with a handle."""
-        if request_id not in issuer.engine.retained:
+        what = issuer.engine_id, request_id
+        retained = request_id in issuer.engine.retained
+        if why == "notify" and retained:
+            self.told[what] = reader.agent
+        # A release is tried once more where the leg that carried it failed; its engine may have ended in between.
+        again = why == "notify" and self.told.get(what, reader.agent) not in {each.agent for each in self.at.values()}
+        if not retained and not again:
             self.violations.append(f"{reader.name} comes to {why} {request_id} of {issuer.name}: nothing is retained")
 
     def stale(self, reader: LocalEngine, engine_id: str) -> None:
