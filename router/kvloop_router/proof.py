@@ -63,7 +63,7 @@ class Proof:
         return len(self.token_ids) >= _LONG_TOKENS
 
     def digest_more(self, kv_revision: str, block_size: int) -> bool:
-        """Make some more of the prompt's digests, in about a millisecond; gives whether others are left."""
+        """Make the prompt's digests of some more blocks; gives whether others are left."""
         blocks = len(self.tokens) // block_size
         done = len(self.known(kv_revision, block_size)) // DIGEST_BYTES + _BLOCKS_AT_ONCE
         self._digested(kv_revision, block_size, min(blocks, done))

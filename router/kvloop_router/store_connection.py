@@ -1,7 +1,7 @@
-"""One connection to a Valkey or Redis server, on which commands wait for their answers in order.
+"""One connection to a Valkey or Redis server, on which commands wait for their answers in order (RESP, version 2).
 
-The server does one thing at a time, so that a second connection would gain nothing. A general client's care for each
-command, such as pools, retries and observers, costs as much processor time as all else that a turn needs here.
+The server does one thing at a time, so that a second connection would gain nothing. Every turn waits for it several
+times: what a general client does for each command, such as pools, retries and observers, is left out.
 """
 
 from __future__ import annotations
